@@ -240,7 +240,12 @@ def aligned(histories: Sequence[tuple[Repo, History]]) -> History:
     if twice:
         raise UserError(f"two repositories have the name {twice[0]}", "give each a name of its own")
     for repo, history in histories:
-        _check_line(repo, history)
+        # Side branches would be laid one after the other, as states that never were.
+        for place, point in enumerate(history.points):
+            # The line may pass beside the good end; then its first commit has no parent here.
+            allowed = ((), (0,)) if place == 1 else ((),) if place == 0 else ((place - 1,),)
+            if point.parents not in allowed:
+                raise ValueError(f"{repo.name}: the history is not a line at {point.commit}: read it with first_parent")
     standing = [history.points[0] for _, history in histories]
     points = [_joined(standing, 0, ())]
     for _, which, place in heapq.merge(*(_moves(which, history) for which, (_, history) in enumerate(histories))):
@@ -264,15 +269,6 @@ def _joined(standing: Sequence[Point], moved: int, parents: tuple[int, ...]) -> 
         pins=tuple(pin for point in standing for pin in point.pins),
         contents="+".join(point.contents for point in standing),
     )
-
-
-def _check_line(repo: Repo, history: History) -> None:
-    """Side branches would be laid one after the other, as states that never were."""
-    for place, point in enumerate(history.points):
-        # The line may pass beside the good end; then its first commit has no parent here.
-        allowed = ((), (0,)) if place == 1 else ((),) if place == 0 else ((place - 1,),)
-        if point.parents not in allowed:
-            raise ValueError(f"{repo.name}: the history is not a line at {point.commit}: read it with first_parent")
 
 
 HISTORY = "history.json"

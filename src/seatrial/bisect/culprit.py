@@ -219,7 +219,17 @@ def _guilty(session: BisectSession, found: BisectAnswer, move: _Move, how: Searc
     """Search the submodule's own commits."""
     why = f"{move.bad.commit[:12]} is good with the submodule as it was before"
     file = session.directory / f"history-{move.number}.json"
-    kept = load_or_query(file, move.key, lambda: _inside(session, move), session.redactor, frozen=session.frozen)
+
+    def ask() -> CachedHistory:
+        """The commits between, or why they cannot be searched, without the words of the command line, which nobody gave for a submodule."""
+        try:
+            return CachedHistory(points=_history(session, move, _store(session, move)).points)
+        except TreeError as error:
+            return CachedHistory(why=error.message)
+        except UserError:
+            return CachedHistory(why=f"{move.new[:12]} does not come after {move.pin.commit[:12]}: it was moved back, or to another branch")
+
+    kept = load_or_query(file, move.key, ask, session.redactor, frozen=session.frozen)
     if kept.why:
         why = f"{why}; its own commits cannot be searched: {kept.why}"
         return _with(found, Standing(repo=move.path, verdict="convicted", why=why))
@@ -237,21 +247,6 @@ def _guilty(session: BisectSession, found: BisectAnswer, move: _Move, how: Searc
     bad = next(point for point in inner.points if point.id == deeper.suspects[0].point)
     standing = Standing(repo=move.path, verdict="convicted", commit=bad.commit, subject=bad.subject, confidence=deeper.confidence, why=why)
     return _below(session, _with(found, standing), bad, lambda: _store(session, move), how, move.number)
-
-
-def _inside(session: BisectSession, move: _Move) -> CachedHistory:
-    """The commits between, or why they cannot be searched."""
-    try:
-        return CachedHistory(points=_history(session, move, _store(session, move)).points)
-    except (UserError, TreeError) as error:
-        return CachedHistory(why=_why_not(error, move))
-
-
-def _why_not(error: UserError | TreeError, move: _Move) -> str:
-    """Without the words of the command line, which nobody gave for a submodule."""
-    if isinstance(error, TreeError):
-        return error.message
-    return f"{move.new[:12]} does not come after {move.pin.commit[:12]}: it was moved back, or to another branch"
 
 
 def _store(session: BisectSession, move: _Move) -> Path:

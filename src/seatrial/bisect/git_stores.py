@@ -202,13 +202,6 @@ def resolve_url(base: str, url: str) -> str:
     return f"{base}{separator}{url}".rstrip("/")
 
 
-def first_link(git_dir: Path, commit: str, path: str) -> tuple[str, str] | None:
-    """The outermost submodule on the way to `path`, and the commit it is at."""
-    parts = path.split("/")
-    ways = ["/".join(parts[: count + 1]) for count in range(len(parts))]
-    return next(((way, found) for way in ways if (found := gitlink(git_dir, commit, way))), None)
-
-
 def gitlink(git_dir: Path, commit: str, path: str) -> str | None:
     for entry in fields(git(git_dir, "ls-tree", "--full-tree", "-z", commit, "--", path)):
         stamp, _, name = entry.partition("\t")
@@ -279,23 +272,23 @@ class Stores:
 
     def _holder(self, store: GitStore, path: str, at: str) -> tuple[GitStore, str, str] | None:
         """The store of the repository that has the submodule as its own, the path in it, and its commit."""
-        if (step := first_link(store.git_dir, at, path)) is None:
+        parts = path.split("/")
+        ways = ["/".join(parts[: count + 1]) for count in range(len(parts))]  # the outermost submodule on the way comes first
+        step = next(((way, found) for way in ways if (found := gitlink(store.git_dir, at, way))), None)
+        if step is None:
             return None
         inner, recorded = step
         if inner == path:
             return store, path, at
         return self._holder(self._needed(store, inner, at, recorded), path[len(inner) + 1 :], recorded)
 
-    def child(self, parent: GitStore, path: str, at: str, commit: str) -> GitStore | None:
-        """The store of the submodule at `path` of the commit `at`, which holds `commit`; None where git is told to leave it out."""
-        return self._child(parent, path, at, commit, history=False)
-
     def _needed(self, parent: GitStore, path: str, at: str, commit: str, *, history: bool = False) -> GitStore:
-        if (store := self._child(parent, path, at, commit, history=history)) is None:
+        if (store := self.child(parent, path, at, commit, history=history)) is None:
             raise TreeError(SkipKind.TREE, f"the submodule {path} is left out (submodule.*.update = none)", "set update to checkout")
         return store
 
-    def _child(self, parent: GitStore, path: str, at: str, commit: str, *, history: bool) -> GitStore | None:
+    def child(self, parent: GitStore, path: str, at: str, commit: str, *, history: bool = False) -> GitStore | None:
+        """The store of the submodule at `path` of the commit `at`, which holds `commit`; None where git is told to leave it out."""
         module = declared(parent.git_dir, at, path)
         settings = [value for source in parent.sources if (value := setting(source, f"submodule.{module.name}.update"))]
         if settings[0] == "none" if settings else module.left_out:
@@ -353,14 +346,11 @@ def _inner_sources(outer: Iterable[Path], path: str, name: str) -> tuple[Path, .
     for source in outer:
         places = [source / path] if is_checkout(source, path) else []
         if ".." not in Path(name).parts and not Path(name).is_absolute():
-            kept = (line(git(source, "rev-parse", "--git-path", f"modules/{name}")), f"{_common(source)}/modules/{name}")
+            common = line(git(source, "rev-parse", "--git-common-dir"))
+            kept = (line(git(source, "rev-parse", "--git-path", f"modules/{name}")), f"{common}/modules/{name}")
             places += [source / place for place in kept if (source / place / "HEAD").is_file()]
         found += [place for place in places[:1] if _is_repository(place)]
     return tuple(found)
-
-
-def _common(source: Path) -> str:
-    return line(git(source, "rev-parse", "--git-common-dir"))
 
 
 def _is_repository(place: Path) -> bool:

@@ -132,7 +132,10 @@ class _Judge:
         if code == _KILLED:
             return skipped(SkipKind.ENVIRONMENT, f"exit {code}: it was killed, most likely for want of memory", transient=True)
         if code >= _SIGNALS:
-            return _abort(_ended_by(code))
+            names = {128 + number: number.name for number in signal.Signals}
+            by = f"a signal ended the command ({names[code]})" if code in names else f"the command ended with {code}"
+            look = "; to search for a crash, say what its log holds with --failure PATTERN" if code in _CRASHES else ""
+            return _abort(f"{by}: 128 and up end a bisect, as with git bisect run{look}")
         told = f"exit {code}: {reading.failure.shown}".rstrip(": ")
         if code in _MISSING:
             what = "was not found" if code == 127 else "cannot be run"
@@ -299,13 +302,6 @@ class _Judge:
 
 def _abort(why: str) -> Observation:
     return Observation(mark=Mark.SKIP, skip=SkipKind.COMMAND, reason=why, abort=why)
-
-
-def _ended_by(code: int) -> str:
-    names = {128 + number: number.name for number in signal.Signals}
-    by = f"a signal ended the command ({names[code]})" if code in names else f"the command ended with {code}"
-    look = "; to search for a crash, say what its log holds with --failure PATTERN" if code in _CRASHES else ""
-    return f"{by}: 128 and up end a bisect, as with git bisect run{look}"
 
 
 def _trial_failure(trial: Trial, code: int) -> Failure:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from functools import cached_property
 
 from seatrial.bisect.bisect_records import COPIED, BisectAnswer, BisectRun, History, Mark, Suspect
@@ -210,18 +211,15 @@ def _noisy(blank: Assessment, possible: int, notes: list[str]) -> Assessment:
         notes += _came_and_went(history, dropped)
         for index in dropped:
             del tallies[index]
-        if dropped:
-            model = type(model)(tallies, 0, history.last) if isinstance(model, MarksModel) else _without(model, dropped)
+        if isinstance(model, MarksModel):
+            model = MarksModel(tallies, 0, history.last)
+        elif dropped:
+            values = {index: found for index, found in model.scatter.values.items() if index not in dropped}
+            model = MeansModel(replace_fields(model.scatter, values=values, flips=False))
         cells = _posterior(history, model, tallies, possible)
     return Assessment(
         history, settings, blank.tallies, blank.skipped, cells, blank.region, model=model.name, steady=steady, notes=tuple(notes)
     )
-
-
-def _without(model: MeansModel | StepModel, dropped: Sequence[int]) -> MeansModel:
-    values = {index: found for index, found in model.scatter.values.items() if index not in dropped}
-    scatter = model.scatter
-    return MeansModel(type(scatter)(values, scatter.means, scatter.deviation, scatter.freedom, scatter.tallies))
 
 
 def _model(
@@ -260,18 +258,6 @@ def _posterior(history: History, model: Model, tallies: Mapping[int, Tally], pos
     total = math.fsum(share * cell.bit_count() for share, cell in zip(shares, cells, strict=True))
     return tuple(Cell(cell, share / total) for cell, share in zip(cells, shares, strict=True))
 
-
-__all__ = [
-    "Assessment",
-    "SearchSettings",
-    "Threshold",
-    "answer",
-    "assess",
-    "choose_points",
-    "known_by_contents",
-    "rounds_needed",
-    "useless",
-]
 
 STEADY_ENDS = 3
 NOISY_ENDS = 5
@@ -322,7 +308,13 @@ def choose_points(assessment: Assessment, count: int) -> list[int]:
         chosen.append(unconfirmed)
     margin = (1 - assessment.settings.confidence) / 10 if assessment.noisy else 0.0
     worth = _Worth(assessment)
-    open_points = {point: chance for point in _eligible(assessment) if margin < (chance := assessment.bad(point)) < 1 - margin}
+    # Not the ends, not what was only skipped, not what has had its runs.
+    eligible = [
+        point
+        for point in bits(assessment.region)
+        if 0 < point < assessment.history.last and point not in assessment.skipped and _left(assessment, point) > 0
+    ]
+    open_points = {point: chance for point in eligible if margin < (chance := assessment.bad(point)) < 1 - margin}
     for turn in range(1, count - len(chosen) + 1):
         aim = turn / (count + 1)
         taken = Counter(chosen)
@@ -340,15 +332,6 @@ def choose_points(assessment: Assessment, count: int) -> list[int]:
 
 def _left(assessment: Assessment, point: int) -> int:
     return assessment.settings.repeat - assessment.tallies.get(point, Tally()).runs
-
-
-def _eligible(assessment: Assessment) -> list[int]:
-    """Points that may be run: not the ends, not what was only skipped, not what has had its runs."""
-    return [
-        point
-        for point in bits(assessment.region)
-        if 0 < point < assessment.history.last and point not in assessment.skipped and _left(assessment, point) > 0
-    ]
 
 
 def _ends(assessment: Assessment) -> list[int]:
@@ -451,7 +434,11 @@ def answer(assessment: Assessment) -> BisectAnswer:
     last_good, first_bad = (None if index is None else history.points[index].id for index in _border(assessment, suspects))
     return BisectAnswer(
         state="found" if found else "range" if over else "open",
-        suspects=tuple(_suspect(history, point, atom.weight) for atom in atoms for point in bits(atom.members)),
+        suspects=tuple(
+            Suspect(point=one.id, repo=one.repo, commit=one.commit, subject=one.subject, probability=min(atom.weight, 1.0))
+            for atom in atoms
+            for one in (history.points[point] for point in bits(atom.members))
+        ),
         confidence=min(confidence, 1.0),
         last_good=last_good,
         first_bad=first_bad,
@@ -460,11 +447,6 @@ def answer(assessment: Assessment) -> BisectAnswer:
         flaky=said.flaky,
         notes=said.notes,
     )
-
-
-def _suspect(history: History, point: int, probability: float) -> Suspect:
-    one = history.points[point]
-    return Suspect(point=one.id, repo=one.repo, commit=one.commit, subject=one.subject, probability=min(probability, 1.0))
 
 
 def _border(assessment: Assessment, suspects: int) -> tuple[int | None, int | None]:

@@ -118,11 +118,14 @@ def read_failure(log: Path, exit_code: int | None, *, hung: bool = False) -> Fai
     parts = [*sorted(seen.tests), *sorted(seen.raised)] if seen.testing else []
     if not own:
         parts += [_alike(found.cause) + _place(found)] if found.cause else [] if hung or parts else seen.last_words()
+    cause = "; ".join(parts)
+    if len(cause) > _LONGEST:  # its beginning, and a hash of all of it
+        cause = f"{cause[: _LONGEST - 20]}… {hashlib.sha256(cause.encode()).hexdigest()[:12]}"
     failure = Failure(
         kind=kind,
         boundary=found.boundary,
         signature=found.signature,
-        cause=_short("; ".join(parts)),
+        cause=cause,
         exit_code=exit_code,
         shown=(one_line(found.cause) or one_line(seen.last))[:_LONGEST],
         beside=seen.beside(None if seen.testing else found.line),
@@ -236,8 +239,3 @@ def _place(found: Diagnosis) -> str:
 def _alike(text: str) -> str:
     """A text of one run as every run that fails alike has it."""
     return _OWN.sub("#", generic(one_line(text)))[:_REASON]
-
-
-def _short(text: str) -> str:
-    """A long list by its beginning and a hash of all of it."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]}… {hashlib.sha256(text.encode()).hexdigest()[:12]}"

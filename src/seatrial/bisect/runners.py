@@ -159,7 +159,9 @@ class SlurmRunner:
                     rest(pause if queued else 0.0)
                     pause = min(pause * 1.2, LONGEST_WAIT_S)
         finally:
-            _end(queued, self._tell)
+            # What is in the queue is cancelled and waited for: its tree is removed next.
+            if left := [_batch(one.step) for one in queued if (_batch(one.step) / BATCH).is_file()]:
+                cancel_all(left, self._tell)
 
     def _hand_over(self, one: PreparedStep) -> None:
         directory = _batch(one.step)
@@ -290,13 +292,6 @@ def is_queued(step: Path) -> bool:
 
 def _batch(step: BisectStep) -> Path:
     return step.directory / JOBS
-
-
-def _end(queued: Sequence[PreparedStep], tell: Callable[[str], None]) -> None:
-    """Cancel what is in the queue, and wait until it is gone: its tree is removed next."""
-    left = [_batch(one.step) for one in queued if (_batch(one.step) / BATCH).is_file()]
-    if left:
-        cancel_all(left, tell)
 
 
 def cancel_all(directories: Sequence[Path], tell: Callable[[str], None]) -> int:

@@ -46,22 +46,16 @@ def for_skip(plan: BisectPlan, row: BisectRun, name: str) -> tuple[str, str]:
     why, separator, remedy = row.reason.rpartition("; ")
     if row.skip in (SkipKind.BUILD, SkipKind.BUILD_COMMAND, SkipKind.TREE) and separator and _FLAG.search(remedy):
         return why, f"{remedy}; or {another}"
-    return row.reason, _for_skip(plan, row, name, another)
-
-
-def _for_skip(plan: BisectPlan, row: BisectRun, name: str, another: str) -> str:
-    if row.skip is SkipKind.BUILD_COMMAND:
-        return f"correct --build, or {another}"
-    if row.skip is SkipKind.BUILD:
-        return f"choose another lock or none with --env, or another version with --python; or {another}"
-    if row.skip is SkipKind.UNEDITED:
-        return f"correct the file of --edit, or {another} that has it"
-    if row.skip is SkipKind.ABSENT:
-        return f"{another} that has it; or bring it with --patch, or give the command a copy that lies outside of the tree"
-    if row.skip is SkipKind.OTHER_FAILURE and plan.failure is not None:
+    fixes = {
+        SkipKind.BUILD_COMMAND: f"correct --build, or {another}",
+        SkipKind.BUILD: f"choose another lock or none with --env, or another version with --python; or {another}",
+        SkipKind.UNEDITED: f"correct the file of --edit, or {another} that has it",
+        SkipKind.ABSENT: f"{another} that has it; or bring it with --patch, or give the command a copy that lies outside of the tree",
+    }
+    if plan.failure is not None:
         other = "; it fails there, if in another way" if name == "good" else ""
-        return f"correct --failure, which must match one line of the log{other}; or {another}"
-    return f"{another}, or correct the command"
+        fixes[SkipKind.OTHER_FAILURE] = f"correct --failure, which must match one line of the log{other}; or {another}"
+    return row.reason, fixes.get(row.skip or SkipKind.HAND, f"{another}, or correct the command")
 
 
 def for_failing_good(plan: BisectPlan, row: BisectRun, log: Path) -> str:
@@ -205,8 +199,10 @@ def _judge(session: BisectSession, good: Point, bad: Point, number: int, limit: 
             for_failing_good(session.plan, row, session.directory / row.directory / "run.log"),
         )
     if bad_passes:
+        values = [f"{row.value:.6g}" for row in of_bad if isinstance(row.value, float)]
+        runs = f"{len(of_bad)} runs" if len(of_bad) > 1 else "its run"
         raise UserError(
-            f"the bad end {short(bad)} is not bad: {_measured(of_bad)}",
+            f"the bad end {short(bad)} is not bad: {runs} passed" + (f", measured {', '.join(values)}" if values else ""),
             "name a commit that fails with --bad; if it fails only now and then, allow more runs with --repeat; or the command does not "
             "test its tree at all (python -I and -E pass over PYTHONPATH and find your checkout, if that is installed)",
         )
@@ -220,12 +216,6 @@ def side(rows: Sequence[BisectRun], limit: Threshold | None) -> Mark:
     if limit is not None and len(values) == len(rows):
         return Mark.GOOD if limit.passes(statistics.fmean(values)) else Mark.BAD
     return Mark.BAD if 2 * sum(row.mark is Mark.BAD for row in rows) > len(rows) else Mark.GOOD
-
-
-def _measured(rows: Sequence[BisectRun]) -> str:
-    values = [row.value for row in rows if isinstance(row.value, float)]
-    runs = f"{len(rows)} runs" if len(rows) > 1 else "its run"
-    return f"{runs} passed" + (f", measured {', '.join(f'{value:.6g}' for value in values)}" if values else "")
 
 
 def search(

@@ -323,15 +323,11 @@ def _of_file(
     # A bound of the script's own is the one that counts.
     asserted = " ".join(one.checks).replace("'", '"')
     own = [check for check in found.doubts if not (check.subject == "bound" and f'["{check.tag}"]' in asserted)]
-    return Findings([*checks, *found.checks, *_all_finite(metrics, found)], own), reached, True
-
-
-def _all_finite(metrics: Metrics, found: Findings) -> list[CheckResult]:
-    """Of a training run every value is a number, whether or not the script asserts something of it. Made only where one is not."""
+    whole = Findings([*checks, *found.checks], own)
     bad = next(((tag, series.non_finite()) for tag, series in sorted(metrics.series.items()) if series.non_finite()), None)
-    if bad is None or not (found.checks or found.doubts):
-        return []
-    return [replace(_miss("metrics are finite", f"{bad[0]} is not finite at step {bad[1][0]}"), missing=bad[1])]
+    if bad is not None and (found.checks or found.doubts):  # of a training run every value is a number, whatever the script asserts
+        whole.checks.append(replace(_miss("metrics are finite", f"{bad[0]} is not finite at step {bad[1][0]}"), missing=bad[1]))
+    return whole, reached, True
 
 
 def _evaluated(expr: str, metrics: Metrics) -> CheckResult:

@@ -169,21 +169,21 @@ def plan_scripts(asked: FunctionalRequest) -> tuple[PlannedScript, ...]:
     for script in asked.scripts:
         whole = script.absolute()
         if whole.is_dir():
-            raise UserError(f"{script}: is a directory", _scripts_in(script))
+            # Which of them are tests, and which are helpers, nobody can tell.
+            found = sorted(str(file) for file in script.iterdir() if file.suffix in SUFFIXES and file.is_file())
+            more = " …" if len(found) > SHOWN else ""
+            fix = f"name scripts of it: {' '.join(found[:SHOWN])}{more}" if found else "name scripts; there is none in it that ends in .sh"
+            raise UserError(f"{script}: is a directory", fix)
         if not whole.is_file():
             raise UserError(f"{script}: no such script", "check the path")
         _is_shell(whole)
-        names.add(name := _free_name(whole, names))
+        own = whole.stem if whole.stem.strip(".") else whole.name
+        numbered = (own if number == 1 else f"{own}-{number}" for number in itertools.count(1))
+        name = next(name for name in numbered if name not in names and name not in REPORTS)
+        names.add(name)
         made.append(_plan_one(whole, name, asked))
     _within_budget(made, asked.gpu_hours)
     return tuple(made)
-
-
-def _scripts_in(directory: Path) -> str:
-    """How to name the scripts of a directory: which of them are tests, and which are helpers, nobody can tell."""
-    found = sorted(str(file) for file in directory.iterdir() if file.suffix in SUFFIXES and file.is_file())
-    more = " …" if len(found) > SHOWN else ""
-    return f"name scripts of it: {' '.join(found[:SHOWN])}{more}" if found else "name scripts; there is none in it that ends in .sh"
 
 
 def _is_shell(script: Path) -> None:
@@ -198,13 +198,6 @@ def _is_shell(script: Path) -> None:
         raise UserError(f"{script}: is no shell script: it begins with {one_line(first.decode(errors='replace'))}", WRAP)
     if not words and script.suffix not in SUFFIXES:
         raise UserError(f"{script}: is no shell script: its name does not end in .sh, and it does not begin with #!/bin/bash", WRAP)
-
-
-def _free_name(script: Path, taken: set[str]) -> str:
-    """The script's own name, with a number where a script or a report has it already."""
-    own = script.stem if script.stem.strip(".") else script.name
-    named = (own if number == 1 else f"{own}-{number}" for number in itertools.count(1))
-    return next(name for name in named if name not in taken and name not in REPORTS)
 
 
 def _plan_one(script: Path, name: str, asked: FunctionalRequest) -> PlannedScript:

@@ -230,6 +230,14 @@ def read_unit_results(path: Path, content: bytes | None = None) -> Draft:
     known = [str(gpu) for gpu in gpus] if isinstance(gpus, list) else []
     status, dirty, branch = data["exit_status"], data.get("git_dirty"), data.get("git_branch")
     project, said = data.get("project"), data.get("machine")
+    for form in ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f"):
+        try:
+            time = datetime.strptime(str(data["start_time"]), form).timestamp()
+            break
+        except (ValueError, OverflowError, OSError):
+            continue
+    else:
+        raise UserError(f"{path}: start_time: {data['start_time']!r} is no time", "write it as 2025-03-24 23:34:12")
     ended, failed = type(status) is int and status == 0, _failed(path, data)
     return Draft(
         kind=Kind.TEST,
@@ -243,7 +251,7 @@ def read_unit_results(path: Path, content: bytes | None = None) -> Draft:
                 path=path.parent,
             ),
         ),
-        time=_time(path, data["start_time"]),
+        time=time,
         machine=said if isinstance(said, str) and said else gpu_counts(known),
         passed=ended and not failed,
         source=path,
@@ -274,15 +282,6 @@ def _table(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{path}: {name}: is no table", _FIX)
     return found
-
-
-def _time(path: Path, value: Any) -> float:
-    for form in ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f"):
-        try:
-            return datetime.strptime(str(value), form).timestamp()
-        except (ValueError, OverflowError, OSError):
-            continue
-    raise UserError(f"{path}: start_time: {value!r} is no time", "write it as 2025-03-24 23:34:12")
 
 
 def _points(path: Path, data: dict[str, Any]) -> list[Point]:
