@@ -36,24 +36,19 @@ def check_other_repositories(session: BisectSession, history: History, found: Bi
     guilty = repos.pop()
     bad = next(point for point in history.points if point.id == found.first_bad)
     commit = next(pin.commit for pin in bad.pins if pin.repo == guilty)
-    mine = _standing_of_found(session, guilty, commit, found)
+    mark = _test(session, {guilty: commit}, f"{guilty} at {commit[:12]}, all others at their good ends")
+    named = found.suspects[0].commit if found.state == "found" else None
+    mine = Standing(repo=guilty, verdict="unknown", commit=named, why="it could not be tested with the others at their good ends")
+    if mark is Mark.BAD:
+        mine = replace(mine, verdict="convicted", why="it fails with all other repositories at their good ends")
+    elif mark is Mark.GOOD:
+        mine = replace(mine, verdict="accomplice", why="it fails only together with what another repository brought")
     together = {pin.repo: {pin.repo: pin.commit, guilty: commit} for pin in bad.pins}
     others = [_standing_of_other(session, repo, mine, together[repo.name]) for repo in session.plan.repos if repo.name != guilty]
     if mine.verdict == "accomplice" and not any(one.verdict == "accomplice" for one in others):
         why = f"{guilty} {commit[:12]} needs what another repository brought, and no single one was seen to be it"
         others = [replace(one, verdict="unknown", why=why) if one.verdict == "acquitted" else one for one in others]
     return replace(found, standings=(mine, *others))
-
-
-def _standing_of_found(session: BisectSession, name: str, commit: str, found: BisectAnswer) -> Standing:
-    mark = _test(session, {name: commit}, f"{name} at {commit[:12]}, all others at their good ends")
-    named = found.suspects[0].commit if found.state == "found" else None
-    if mark is Mark.BAD:
-        return Standing(repo=name, verdict="convicted", commit=named, why="it fails with all other repositories at their good ends")
-    if mark is Mark.GOOD:
-        why = "it fails only together with what another repository brought"
-        return Standing(repo=name, verdict="accomplice", commit=named, why=why)
-    return Standing(repo=name, verdict="unknown", commit=named, why="it could not be tested with the others at their good ends")
 
 
 def _standing_of_other(session: BisectSession, repo: Repo, guilty: Standing, moved: Mapping[str, str]) -> Standing:

@@ -88,7 +88,15 @@ def detect_environment(git_dir: Path, commit: str, asked: str | None) -> Environ
     """How environments are made: as asked (`none`, `pip:PATH`, `uv`, `uv:PATH`), or by the lock that the commit has."""
     kind, _, lock = (asked or "").partition(":")
     if asked is None:
-        return _by_lock(git_dir, commit)
+        found = [name for name in (_UV_LOCK, *_PIP_LOCKS) if _has(git_dir, commit, name)]
+        if _UV_LOCK in found and shutil.which("uv"):
+            return EnvironmentPlan(kind="uv", lock=_UV_LOCK)
+        if pip := [name for name in found if name != _UV_LOCK]:
+            return EnvironmentPlan(kind="pip", lock=pip[0])
+        if found:
+            fix = "install it (pip install uv), or use the present environment for all commits: --env none"
+            raise UserError(f"{commit[:12]} has a {_UV_LOCK}, and uv is not on PATH", fix)
+        return EnvironmentPlan(kind="none")
     if asked == "none":
         return EnvironmentPlan(kind="none")
     if kind != "uv" and not (kind == "pip" and lock):
@@ -99,18 +107,6 @@ def detect_environment(git_dir: Path, commit: str, asked: str | None) -> Environ
     if not _has(git_dir, commit, lock):
         raise UserError(f"--env: {lock} does not exist at {commit[:12]}", "name a lock of the repository, by its path from the top")
     return EnvironmentPlan(kind="uv" if kind == "uv" else "pip", lock=lock)
-
-
-def _by_lock(git_dir: Path, commit: str) -> EnvironmentPlan:
-    found = [name for name in (_UV_LOCK, *_PIP_LOCKS) if _has(git_dir, commit, name)]
-    if _UV_LOCK in found and shutil.which("uv"):
-        return EnvironmentPlan(kind="uv", lock=_UV_LOCK)
-    if pip := [name for name in found if name != _UV_LOCK]:
-        return EnvironmentPlan(kind="pip", lock=pip[0])
-    if found:
-        fix = "install it (pip install uv), or use the present environment for all commits: --env none"
-        raise UserError(f"{commit[:12]} has a {_UV_LOCK}, and uv is not on PATH", fix)
-    return EnvironmentPlan(kind="none")
 
 
 def _has(git_dir: Path, commit: str, path: str) -> bool:

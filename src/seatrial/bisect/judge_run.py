@@ -168,8 +168,12 @@ class _Judge:
             return self._measure(self.plan.check, reading)
         if reading.nothing_ran:
             return skipped(SkipKind.COMMAND, f"exit 0, but no test ran: {reading.nothing_ran}")
-        if self.end is not None and self._shows_the_failure(self.end, reading.failure):
-            return self._other(reading.failure, f"exit 0, although its log shows how the bad end fails: {self.end.shown}")
+        if (end := self.end) is not None:
+            mine = reading.failure
+            diagnosed = mine.boundary is not None and bool(mine.cause) and end.kind == "exit"
+            alike = diagnosed and (end.signature, end.cause) == (mine.signature, mine.cause)
+            if self._pattern_found() if self.plan.failure is not None else alike:
+                return self._other(mine, f"exit 0, although its log shows how the bad end fails: {end.shown}")
         return Observation(mark=Mark.GOOD, reason="exit 0")
 
     def trial(self, code: int) -> Observation:
@@ -240,12 +244,6 @@ class _Judge:
         told = f"its log holds {self.plan.failure!r}"
         failure = Failure(kind="pattern", cause=self.plan.failure or "", exit_code=self.facts.exit_code, shown=told)
         return Observation(mark=Mark.BAD, reason=told, failure=failure)
-
-    def _shows_the_failure(self, end: Failure, mine: Failure) -> bool:
-        if self.plan.failure is not None:
-            return self._pattern_found()
-        diagnosed = mine.boundary is not None and bool(mine.cause)
-        return diagnosed and end.kind == "exit" and (end.signature, end.cause) == (mine.signature, mine.cause)
 
     def _incomplete(self, script: str) -> str | None:
         file = self.facts.tree / script

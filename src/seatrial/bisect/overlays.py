@@ -49,8 +49,12 @@ class Caller:
         own = real_path(Path(self.executable))
         for directory in self.scripts:
             for program in sorted(directory.iterdir()) if directory.is_dir() else ():
-                if program.is_file() and os.access(program, os.R_OK | os.X_OK) and _starts(program) == own:
-                    yield program
+                if program.is_file() and os.access(program, os.R_OK | os.X_OK):
+                    with program.open("rb") as file:
+                        first = _SHEBANG.match(file.read(4096))
+                    found = shutil.which(os.fsdecode(first[1])) if first else None
+                    if found and real_path(Path(found)) == own:
+                        yield program
 
 
 def find_caller(tree: Path) -> Caller | None:
@@ -67,14 +71,6 @@ def find_caller(tree: Path) -> Caller | None:
         raise BuildFailed(f"{message}; activate a Python, or name a lock: --env pip:LOCKFILE") from error
     scripts = tuple(dict.fromkeys(Path(place) for place in told["scripts"]))
     return Caller(told["executable"], Path(told["prefix"]), told["version"], told["venv"], told["pip"], scripts)
-
-
-def _starts(program: Path) -> Path | None:
-    """The interpreter that its first line names."""
-    with program.open("rb") as file:
-        first = _SHEBANG.match(file.read(4096))
-    found = shutil.which(os.fsdecode(first[1])) if first else None
-    return real_path(Path(found)) if found else None
 
 
 NAME = ".seatrial-venv"

@@ -246,17 +246,14 @@ def _pick(git_dir: Path, tree: Path, patch: str, commit: str) -> str:
         git(tree, "cherry-pick", "--no-commit", *(("--mainline", "1") if len(parents) > 1 else ()), found, own=True)
     except UserError as error:
         told = _refused(patch, commit, error)
-        if told.kind is not SkipKind.TREE or not is_ancestor(git_dir, found, commit) or _reverted(git_dir, found, commit):
+        if told.kind is not SkipKind.TREE or not is_ancestor(git_dir, found, commit):
+            raise told from error
+        said = f"--grep=This reverts commit {found}"  # in the words of `git revert`
+        if git(git_dir, "rev-list", "--max-count=1", "--fixed-strings", said, f"{found}..{commit}"):
             raise told from error
         git(tree, "read-tree", "--reset", "-u", before, own=True)
         return "is in its history, what it changed was changed again, and it was left out"
     return _IN if _staged(tree) == before else ""
-
-
-def _reverted(git_dir: Path, patch: str, commit: str) -> bool:
-    """Whether a commit since then says, in the words of `git revert`, that it takes the patch out."""
-    said = f"--grep=This reverts commit {patch}"
-    return bool(git(git_dir, "rev-list", "--max-count=1", "--fixed-strings", said, f"{patch}..{commit}"))
 
 
 def _staged(tree: Path) -> str:
@@ -270,22 +267,18 @@ def _apply_file(tree: Path, patch: Path) -> str:
     except UserError as error:
         raise UserError(f"--patch {patch}: not a patch: {error.message}", "make one by: git diff --binary > FILE") from error
     # The check looks at contents only: it takes a file whose mode is to be changed for one that is changed already.
-    if not _MODES.search(summary) and _could_be_taken_out(tree, patch):
-        return _IN
+    if not _MODES.search(summary):
+        try:
+            git(tree, "apply", "--check", "--reverse", "--whitespace=nowarn", str(patch), own=True)
+            return _IN
+        except UserError:
+            pass  # it could not be taken out, so it is not in
     before = _staged(tree)
     try:
         git(tree, "apply", "--3way", "--whitespace=nowarn", str(patch), own=True)
     except UserError as error:
         raise _refused(patch.name, line(git(tree, "rev-parse", "HEAD")), error) from error
     return _IN if _staged(tree) == before else ""
-
-
-def _could_be_taken_out(tree: Path, patch: Path) -> bool:
-    try:
-        git(tree, "apply", "--check", "--reverse", "--whitespace=nowarn", str(patch), own=True)
-    except UserError:
-        return False
-    return True
 
 
 def _refused(patch: str, commit: str, error: UserError) -> TreeError:

@@ -5,13 +5,10 @@ A command is made only when it is asked for; an export is written whole or not a
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
@@ -34,37 +31,6 @@ Machine = Annotated[str | None, typer.Option("--machine", help="Only runs on thi
 TakeName = Annotated[str, typer.Option("--take", help="Of the points of a run: last, first, mean, min, max or count.")]
 Metrics = Annotated[list[str], typer.Argument(metavar="METRIC...", help="Names; * and ? stand for anything.")]
 OnlyMetrics = Annotated[list[str] | None, typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable.")]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Metrics in runs, as a person chose them."""
-
-    metrics: Metrics
-    store: StoreFile = None
-    project: Project = None
-    name: Name = None
-    machine: Machine = None
-    take: TakeName = "last"
-
-    @property
-    def of(self) -> RunFilter:
-        return {"project": self.project, "name": self.name, "machine": self.machine}
-
-
-def choosing(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Chosen`: the options of that come first, then its own."""
-    shared = inspect.signature(Chosen, eval_str=True).parameters
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-
-    @functools.wraps(command)
-    def called(**words: Any) -> None:
-        command(Chosen(**{name: words.pop(name) for name in shared}), **words)
-
-    # typer reads the signature; the annotations that `wraps` copied are those of the command
-    called.__signature__ = inspect.Signature([*shared.values(), *own])  # type: ignore[attr-defined]
-    called.__annotations__ = {}
-    return called
 
 
 def opened(asked: Path | None, *, write: bool = False) -> Store:
@@ -171,9 +137,13 @@ def import_(
         raise typer.Exit(ExitCode.USAGE)
 
 
-@choosing
 def show(
-    chosen: Chosen,
+    metrics: Metrics,
+    store: StoreFile = None,
+    project: Project = None,
+    name: Name = None,
+    machine: Machine = None,
+    take: TakeName = "last",
     limit: Limit = 20,
     points: Annotated[bool, typer.Option("--points", help="Every step, of the latest run or of --run.")] = False,
     run: Annotated[int | None, typer.Option("--run", help="Only the run of this number.")] = None,
@@ -183,27 +153,28 @@ def show(
     from seatrial.history import formats as showing
     from seatrial.history.store import none_has, require
 
-    take, shown = taken(chosen.take), 0
-    with opened(chosen.store) as kept:
-        require(kept, **chosen.of)
-        for metric in showing.chosen(kept, chosen.metrics, chosen.project):
+    of: RunFilter = {"project": project, "name": name, "machine": machine}
+    way, shown = taken(take), 0
+    with opened(store) as kept:
+        require(kept, **of)
+        for metric in showing.chosen(kept, metrics, project):
             some = limit or None
             if points:
-                values = kept.values(metric, **chosen.of, limit=1 if run is None else None)
+                values = kept.values(metric, **of, limit=1 if run is None else None)
                 values = [one for one in values if run in (None, one.run.id)]
                 lines = showing.point_lines(kept, values[0].run, metric) if values else []
             elif run is not None:
-                values = [one for one in kept.values(metric, **chosen.of, take=take) if one.run.id == run]
-                lines = showing.metric_lines(metric, values, take, len(values)) if values else []
+                values = [one for one in kept.values(metric, **of, take=way) if one.run.id == run]
+                lines = showing.metric_lines(metric, values, way, len(values)) if values else []
             else:
-                values = kept.values(metric, **chosen.of, take=take, limit=some)
-                lines = showing.metric_lines(metric, values, take, kept.count(metric, **chosen.of)) if values else []
+                values = kept.values(metric, **of, take=way, limit=some)
+                lines = showing.metric_lines(metric, values, way, kept.count(metric, **of)) if values else []
             shown += bool(lines)
             if lines:
                 typer.echo(as_rows(lines))
     if not shown:
-        what = ", ".join(chosen.metrics) + (f" and the number {run}" if run is not None else "")
-        raise UserError(none_has(what, **chosen.of), "seatrial history runs lists the runs")
+        what = ", ".join(metrics) + (f" and the number {run}" if run is not None else "")
+        raise UserError(none_has(what, **of), "seatrial history runs lists the runs")
 
 
 def runs(
@@ -281,7 +252,8 @@ def mark(
         changed = [first, *(other for other in some if (bool(other.poisoned) if clear else other.baseline))]
         for one in changed:
             kept.mark(one.id or 0, "" if clear else reason)
-            typer.echo(f"run {one.id}: {_cleared(one) if clear else _marked(one, reason)}")
+            replaced = f" (replaces: {one.poisoned})" if one.poisoned else ""
+            typer.echo(f"run {one.id}: {_cleared(one) if clear else f'poisoned: {reason}{replaced}'}")
         if clear:
             typer.echo(f"{counted(sum(bool(one.poisoned) for one in changed), 'mark')} cleared")
 
@@ -291,11 +263,6 @@ def _cleared(before: StoredRun) -> str:
     if not before.poisoned:
         return "had no mark"
     return "may be a baseline again" if before.trusted else f"has no mark any more; it is no baseline all the same: {before.why_untrusted}"
-
-
-def _marked(before: StoredRun, reason: str) -> str:
-    """What `mark --reason` did to a run; an earlier reason does not go without a word."""
-    return f"poisoned: {reason}" + (f" (replaces: {before.poisoned})" if before.poisoned else "")
 
 
 def export_(
@@ -375,17 +342,21 @@ def history() -> None:
 Last = Annotated[int, typer.Option("--last", min=5, help="So many baselines, the latest.")]
 
 
-@choosing
 def trend(
-    chosen: Chosen,
+    metrics: Metrics,
+    store: StoreFile = None,
+    project: Project = None,
+    name: Name = None,
+    machine: Machine = None,
+    take: TakeName = "last",
     alarm: Annotated[float, typer.Option("--alarm", help="Chance of a false change in a series without one.")] = 0.01,
     every: Annotated[bool, typer.Option("--every", help="Also runs that are poisoned.")] = False,
 ) -> None:
     """Find where metrics changed: steps, drifts, outliers, with commits."""
     from seatrial.history.compare import trend as trend_of
 
-    with opened(chosen.store) as kept:
-        found = trend_of(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), alarm=alarm, every=every)
+    with opened(store) as kept:
+        found = trend_of(kept, metrics, project=project, name=name, machine=machine, take=taken(take), alarm=alarm, every=every)
         typer.echo(as_rows(found.lines()))
 
 
@@ -421,11 +392,13 @@ def gate(
 ) -> None:
     """Judge a run against two-sided bands from its baselines. Exit 0 Pass, 1 Fail, 99 Blocked (too few baselines). Writes nothing."""
     from seatrial.core.verdict import Verdict, exit_code
+    from seatrial.history.auto_import import history_settings, store_path
     from seatrial.history.importing import Stated
     from seatrial.history.metric_gate import GateSettings, against
 
     settings = GateSettings(sigmas=sigmas, relative=relative, absolute=absolute, rate=false_alarms, last=last, take=taken(take))
-    with _kept(store) as kept:
+    # That no file is there yet is no mistake of the one who asks for the first time.
+    with opened(store) if store_path(store, history_settings(Path.cwd())).exists() else nullcontext() as kept:
         none = kept is None or not kept.runs(limit=1)
         chosen = _under_test(kept, run, Stated(project=project, name=name, machine=machine), settings.take, none=none)
         found = against(kept, *chosen, settings, metrics or [], exclude or []) if chosen else None
@@ -433,13 +406,6 @@ def gate(
     lines = found.lines() if found else []
     typer.echo(as_rows([*lines, f"{verdict}: no run is kept yet: seatrial history import PATH"] if none else lines))
     raise typer.Exit(exit_code(verdict))
-
-
-def _kept(store: Path | None) -> AbstractContextManager[Store | None]:
-    """The store; none where no file is there yet, which is no mistake of the one who asks for the first time."""
-    from seatrial.history.auto_import import history_settings, store_path
-
-    return opened(store) if store_path(store, history_settings(Path.cwd())).exists() else nullcontext()
 
 
 def _under_test(
@@ -474,9 +440,13 @@ def _of_store(kept: Store, number: str | None, of: RunFilter) -> StoredRun:
     return found
 
 
-@choosing
 def calibrate(
-    chosen: Chosen,
+    metrics: Metrics,
+    store: StoreFile = None,
+    project: Project = None,
+    name: Name = None,
+    machine: Machine = None,
+    take: TakeName = "last",
     last: Annotated[int | None, typer.Option("--last", min=2, help="Only so many runs, the latest.")] = None,
     false_alarms: Annotated[float, typer.Option("--false-alarms", help="The highest share of good runs that may miss.")] = 0.01,
     every: Annotated[bool, typer.Option("--every", help="Also runs that are not trusted.")] = False,
@@ -484,6 +454,7 @@ def calibrate(
     """Propose thresholds for checks from the runs there are, with their rate of false alarms."""
     from seatrial.history.thresholds import calibrate as proposed
 
-    with opened(chosen.store) as kept:
-        found = proposed(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), last=last, false_alarms=false_alarms, every=every)
+    of: RunFilter = {"project": project, "name": name, "machine": machine}
+    with opened(store) as kept:
+        found = proposed(kept, metrics, **of, take=taken(take), last=last, false_alarms=false_alarms, every=every)
         typer.echo(as_rows(found.lines()))

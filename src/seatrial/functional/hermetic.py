@@ -283,8 +283,15 @@ class Container(ExecutionPlace):
 
     def prepare(self) -> None:
         """Fetch and unpack: an image that cannot be had is Blocked, not a command that failed."""
-        if self.box.engine != "enroot":
-            self._fetch()
+        if (engine := self.box.engine) != "enroot":
+            image = self.box.image
+            if _call((engine, "image", "inspect", image), ANSWER_S).returncode == 0:
+                return
+            done = _call((engine, "pull", image), IMPORT_S)
+            if done.returncode != 0:
+                message = f"{engine} pull {image}: {one_line(done.stderr or done.stdout)[-300:]}"
+                fix = "check the name of the image and the access to its registry, or build it"
+                raise BlockedError(Boundary.ENVIRONMENT, message, fix)
             return
         self._scratch = Path(tempfile.mkdtemp(prefix="seatrial-enroot-"))
         for words in before_words(self.box, self._name, self._scratch):
@@ -293,15 +300,6 @@ class Container(ExecutionPlace):
                 self.remove()
                 message = f"{shlex.join(words)}: {one_line(done.stderr or done.stdout)[-300:]}"
                 raise BlockedError(Boundary.ENVIRONMENT, message, "check the name of the image and the access to its registry")
-
-    def _fetch(self) -> None:
-        image = self.box.image
-        if _call((self.box.engine, "image", "inspect", image), ANSWER_S).returncode == 0:
-            return
-        done = _call((self.box.engine, "pull", image), IMPORT_S)
-        if done.returncode != 0:
-            message = f"{self.box.engine} pull {image}: {one_line(done.stderr or done.stdout)[-300:]}"
-            raise BlockedError(Boundary.ENVIRONMENT, message, "check the name of the image and the access to its registry, or build it")
 
     def command(self, argv: tuple[str, ...], cwd: Path) -> tuple[tuple[str, ...], dict[str, str]]:
         """A container of its own for each command; the client has the caller's variables, the container those that are named."""
@@ -411,7 +409,7 @@ LAST_LINES = 15
 
 
 class Fresh(ExecutionPlace):
-    """See the module."""
+    """A fresh environment of a project."""
 
     def __init__(
         self,
