@@ -46,7 +46,20 @@ def run_bisect(directory: Path, redactor: Redactor, tell: Tell, profile: tuple[s
         history = _history(directory, plan, redactor, frozen=False)
         session = _session(directory, plan, redactor, tell, profile, found.rows)
         _refuse_strangers(session, history)
-        return _BisectRunner(session, history).run()
+        settings = search_settings(plan)
+
+        def write(found: BisectAnswer) -> None:
+            write_reports(directory, plan, history, session.rows, found, redactor)
+
+        tell(announcement(history, session.evidence(), plan))
+        try:
+            verify_endpoints(session, history)
+            answered = _closer(session, history, search(session, history, settings, lambda found: write(unchecked(found))))
+        except BaseException:
+            write(unchecked(current_answer(history, session.evidence(), settings)))
+            raise
+        write(answered)
+        return answered
 
 
 def judge_bisect(directory: Path, redactor: Redactor) -> BisectAnswer:
@@ -124,27 +137,6 @@ def _refuse_strangers(session: BisectSession, history: History) -> None:
     if strange:
         message = f"{session.directory / JOURNAL}: row {strange[0].number} is of {strange[0].commit[:12]}, which is not between the ends"
         raise UserError(message, "was the history rewritten? start a new bisect, and give it the rows that still hold with --replay")
-
-
-class _BisectRunner:
-    def __init__(self, session: BisectSession, history: History) -> None:
-        self.session, self.history = session, history
-        self.settings = search_settings(session.plan)
-
-    def run(self) -> BisectAnswer:
-        self.session.tell(announcement(self.history, self.session.evidence(), self.session.plan))
-        try:
-            verify_endpoints(self.session, self.history)
-            found = search(self.session, self.history, self.settings, lambda found: self._write(unchecked(found)))
-            found = _closer(self.session, self.history, found)
-        except BaseException:
-            self._write(unchecked(current_answer(self.history, self.session.evidence(), self.settings)))
-            raise
-        self._write(found)
-        return found
-
-    def _write(self, found: BisectAnswer) -> None:
-        write_reports(self.session.directory, self.session.plan, self.history, self.session.rows, found, self.session.redactor)
 
 
 def _closer(session: BisectSession, history: History, found: BisectAnswer) -> BisectAnswer:

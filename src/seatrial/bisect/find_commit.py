@@ -19,7 +19,7 @@ from seatrial.bisect.bisect_records import BisectAnswer, BisectPlan, BisectRun, 
 from seatrial.bisect.bisect_runner import read_histories, run_bisect
 from seatrial.bisect.commit_history import introduced, missing_words, resolve_commit, uncommitted
 from seatrial.bisect.environment_cache import detect_environment
-from seatrial.bisect.git_bisect_log import EarlierMarks, read_marks
+from seatrial.bisect.git_bisect_log import read_marks
 from seatrial.bisect.lockfile import is_local
 from seatrial.bisect.worktrees import BESIDE, check_edits
 from seatrial.core.errors import BlockedError, UserError
@@ -181,8 +181,14 @@ def plan_bisect(asked: BisectRequest, replay: Path | None = None, check_trial: C
         first, notes = introduced(path, asked.nightly, last)
         asked = replace(asked, good=[first], bad=[last])
     marks = read_marks(replay, top_level(named_path(next(iter(asked.repo or ["."])))[1])) if replay else None
-    if marks:
-        asked = _with_ends(asked, marks)
+    if marks:  # a log names its own ends, unless others are named
+        good, bad = marks.end(Mark.GOOD), marks.end(Mark.BAD)
+        if good and good == bad and not (asked.good or asked.bad):
+            raise UserError(
+                f"{marks.path}: marks the same commit {good[:12]} as the good and the bad end",
+                "correct it, or name the ends: --good REV --bad REV",
+            )
+        asked = replace(asked, good=asked.good or ([good] if good else None), bad=asked.bad or ([bad] if bad else None))
     repos = _repos(asked)
     patches = _patches(asked.patch, Path(repos[0].path))
     plan = _plan(asked, repos, tuple(patches), notes, check_trial)
@@ -191,17 +197,6 @@ def plan_bisect(asked: BisectRequest, replay: Path | None = None, check_trial: C
     if marks is None:
         return PlannedBisect(plan, files, history, notes=plan.notes)
     return PlannedBisect(plan, files, history, marks.rows(history, plan), (*plan.notes, *marks.notes))
-
-
-def _with_ends(asked: BisectRequest, marks: EarlierMarks) -> BisectRequest:
-    """A log names its own ends, unless others are named."""
-    good, bad = marks.end(Mark.GOOD), marks.end(Mark.BAD)
-    if good and good == bad and not (asked.good or asked.bad):
-        raise UserError(
-            f"{marks.path}: marks the same commit {good[:12]} as the good and the bad end",
-            "correct it, or name the ends: --good REV --bad REV",
-        )
-    return replace(asked, good=asked.good or ([good] if good else None), bad=asked.bad or ([bad] if bad else None))
 
 
 def _plan(

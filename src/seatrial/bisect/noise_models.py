@@ -16,7 +16,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from seatrial.metrics.stats import t_two_sided
 
@@ -69,18 +68,6 @@ class Tally:
     @property
     def disagree(self) -> bool:
         return bool(self.goods and self.bads)
-
-
-class Model(Protocol):
-    """Likelihood of a division into sides."""
-
-    name: str
-
-    def log_likelihood(self, bad: int) -> float:
-        """Of all runs, when the points in `bad` (bits) are the bad side; up to a constant."""
-
-    def odds(self, point: int) -> float:
-        """Log of P(runs of this point | it is bad) / P(… | it is good), by this point's runs and the ends alone."""
 
 
 def log_student(t: float, freedom: float) -> float:
@@ -308,3 +295,8 @@ class MeansModel:
         t = mean * math.sqrt(count) / self.scatter.deviation
         tail = max(t_two_sided(t, self.scatter.freedom) / 2, 1e-300)  # of the less likely side
         return math.copysign(min(math.log1p(-tail) - math.log(tail), count * math.log(WILD)), t)
+
+
+Model = MarksModel | StepModel | MeansModel
+"""`log_likelihood(bad)`: of all runs, when the points in `bad` (bits) are the bad side, up to a constant. `odds(point)`: log of
+P(runs of this point | it is bad) / P(… | it is good), by this point's runs and the ends alone."""

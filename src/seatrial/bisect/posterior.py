@@ -222,9 +222,7 @@ def _noisy(blank: Assessment, possible: int, notes: list[str]) -> Assessment:
     )
 
 
-def _model(
-    history: History, tallies: Mapping[int, Tally], settings: SearchSettings, notes: list[str]
-) -> tuple[MarksModel | StepModel | MeansModel, bool]:
+def _model(history: History, tallies: Mapping[int, Tally], settings: SearchSettings, notes: list[str]) -> tuple[Model, bool]:
     """Values if there is a check's limit and every run has one; else marks."""
     if settings.metric is not None and tallies:
         if all(len(tally.values) == tally.runs for tally in tallies.values()):

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.bisect.bisect_records import BisectPlan
@@ -39,10 +38,7 @@ _LEFTOVERS = ("steps/*/*.pids", "steps/*/trial/**/*.pids", "stores/*/*.pids")
 """Where runs and fetches note their processes. Not in the trees, which may be large."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    prepared: PreparedStep
-    control: Control
+Running = dict[Future[RunFacts], tuple[PreparedStep, Control]]
 
 
 class LocalRunner:
@@ -54,17 +50,17 @@ class LocalRunner:
     def run(self, prepared: Sequence[PreparedStep], useless: Callable[[], set[int]]) -> Iterator[tuple[PreparedStep, RunFacts]]:
         """Each step with its facts, as they end. `useless` names, by their numbers, steps that no longer matter."""
         waiting = list(prepared)
-        running: dict[Future[RunFacts], _Running] = {}
+        running: Running = {}
         controls: list[Control] = []
         pool = ThreadPoolExecutor(self._plan.jobs, "run")
         try:
             while waiting or running:
                 while waiting and len(running) < self._plan.jobs:
-                    begun = _Running(waiting.pop(0), Control())
-                    controls.append(begun.control)  # first: an interrupt may come before the run is known to be under way
-                    running[pool.submit(self._follow, begun)] = begun
+                    begun = waiting.pop(0), Control()
+                    controls.append(begun[1])  # first: an interrupt may come before the run is known to be under way
+                    running[pool.submit(self._follow, *begun)] = begun
                 for future in wait(running, _LOOK_S, FIRST_COMPLETED).done:
-                    yield running.pop(future).prepared, future.result()
+                    yield running.pop(future)[0], future.result()
                     for idle in self._cancel(waiting, running, useless()):
                         yield idle, idle.facts(None, "interrupted")
                 if stop_requested():
@@ -75,18 +71,18 @@ class LocalRunner:
             _stop(controls, 0.0)
             pool.shutdown()
 
-    def _cancel(self, waiting: list[PreparedStep], running: dict[Future[RunFacts], _Running], gone: set[int]) -> list[PreparedStep]:
+    def _cancel(self, waiting: list[PreparedStep], running: Running, gone: set[int]) -> list[PreparedStep]:
         """End those that run and no longer matter; gives those that were not begun, which are not begun any more."""
-        for one in running.values():
-            if one.prepared.step.number in gone and not one.control.asked:
-                self._tell(f"{one.prepared.step.point.commit[:12]}: its result no longer matters, ending it")
-                one.control.stop("its result no longer matters", GRACE_S)
+        for one, control in running.values():
+            if one.step.number in gone and not control.asked:
+                self._tell(f"{one.step.point.commit[:12]}: its result no longer matters, ending it")
+                control.stop("its result no longer matters", GRACE_S)
         idle = [one for one in waiting if one.step.number in gone]
         waiting[:] = [one for one in waiting if one.step.number not in gone]
         return idle
 
-    def _follow(self, one: _Running) -> RunFacts:
-        prepared, step = one.prepared, one.prepared.step
+    def _follow(self, prepared: PreparedStep, control: Control) -> RunFacts:
+        step = prepared.step
         spec = ProcessSpec(
             argv=prepared.argv,
             env=prepared.env,
@@ -97,7 +93,7 @@ class LocalRunner:
             stall_s=math.inf,  # a command that says nothing is not stuck: only the deadline ends it
             grace_s=GRACE_S,
             line_filter=self._redactor.lines().line,
-            control=one.control,
+            control=control,
         )
         try:
             outcome = run_stoppable(spec)

@@ -457,4 +457,4 @@ def calibrate(
     of: RunFilter = {"project": project, "name": name, "machine": machine}
     with opened(store) as kept:
         found = proposed(kept, metrics, **of, take=taken(take), last=last, false_alarms=false_alarms, every=every)
-        typer.echo(as_rows(found.lines()))
+        typer.echo(as_rows([line for group in found for line in group.lines()]))

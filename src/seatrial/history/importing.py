@@ -265,6 +265,10 @@ class Added:
         return f"{self.path}: {what}: {self.run.kind} {self.run.project} {self.run.name}, {counted(self.points, 'point')}, {trust}"
 
 
+ReadyRun = tuple[Path, StoredRun, Draft]
+"""A run that was read and is not yet written."""
+
+
 def add(store: Store, path: Path, stated: Stated, trusted: tuple[str, ...], *, restate: bool = False) -> Iterator[Added]:
     """Import every run at `path`; raises a UserError when there is none. `restate`: what is stated holds also for runs that are there.
 
@@ -277,21 +281,12 @@ def add(store: Store, path: Path, stated: Stated, trusted: tuple[str, ...], *, r
                 yield one
                 continue
             batch.append(one)
-            points += len(one.draft.points)
+            points += len(one[2].points)
             if points >= BATCH:
                 yield from _written(store, batch, restate=restate)
                 batch, points = [], 0
     if batch:
         yield from _written(store, batch, restate=restate)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyRun:
-    """A run that was read and is not yet written."""
-
-    path: Path
-    run: StoredRun
-    draft: Draft
 
 
 def _ready(place: Path, read: Callable[[], list[Draft]], stated: Stated, trusted: tuple[str, ...]) -> Iterator[ReadyRun | Added]:
@@ -303,19 +298,19 @@ def _ready(place: Path, read: Callable[[], list[Draft]], stated: Stated, trusted
         return
     for draft in drafts:
         try:
-            yield ReadyRun(place, run_of(completed(draft, stated), stated, trusted), draft)
+            yield place, run_of(completed(draft, stated), stated, trusted), draft
         except UserError as error:
             yield Added(place, error=error)
 
 
 def _written(store: Store, batch: Sequence[ReadyRun], *, restate: bool) -> list[Added]:
     """Write a batch in one transaction, then what was stated of runs that were there."""
-    new = store.add_all([(one.run, one.draft.points, one.draft.again) for one in batch])
+    new = store.add_all([(run, draft.points, draft.again) for _, run, draft in batch])
     told = []
-    for one, is_new in zip(batch, new, strict=True):
+    for (path, run, draft), is_new in zip(batch, new, strict=True):
         if restate and not is_new:
-            store.restate(one.run)
-        told.append(Added(one.path, store.by_digest(one.run.digest), is_new, len(one.draft.points)))
+            store.restate(run)
+        told.append(Added(path, store.by_digest(run.digest), is_new, len(draft.points)))
     return told
 
 

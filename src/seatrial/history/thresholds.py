@@ -161,16 +161,6 @@ class Calibrated:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """All groups that were asked for."""
-
-    groups: tuple[Calibrated, ...]
-
-    def lines(self) -> list[str]:
-        return [line for group in self.groups for line in group.lines()]
-
-
 def calibrate(
     store: Store,
     metrics: Sequence[str],
@@ -180,12 +170,12 @@ def calibrate(
     false_alarms: float = 0.01,
     every: bool = False,
     **of: Unpack[RunFilter],
-) -> Calibration:
+) -> tuple[Calibrated, ...]:
     """Thresholds of all metrics that the patterns take; `every` takes runs that are not trusted, too (poisoned ones never)."""
     if not 0 < false_alarms < 1:
         raise UserError(f"--false-alarms {false_alarms}: must lie between 0 and 1", "--false-alarms 0.01")
     found = groups(store, metrics, take=take, trusted=not every, last=last, **of)
-    return Calibration(tuple(_calibrated(group, take, false_alarms) for group in found))
+    return tuple(_calibrated(group, take, false_alarms) for group in found)
 
 
 def _calibrated(group: BaselineGroup, take: Take, false_alarms: float) -> Calibrated:

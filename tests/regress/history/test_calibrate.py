@@ -107,7 +107,7 @@ def test_checks_are_ready_to_use_and_hold_for_the_runs_themselves(store: Store) 
     values = [source.gauss(1, 0.1) for _ in range(220)]
     fill(store, values)
     for take in ("last", "mean", "min", "max"):
-        (found,) = calibrate(store, ["loss"], take=take).groups
+        (found,) = calibrate(store, ["loss"], take=take)
         assert len(found.checks) == 2
         passed = [[_passes(check, value) for check in found.checks] for value in (sorted(values)[110], -9.0, 9.0)]
         assert passed == [[True, True], [False, True], [True, False]]
@@ -121,13 +121,13 @@ def test_untrusted_runs_are_used_only_when_asked_for(store: Store) -> None:
     fill(store, [1.0, 2.0, 3.0, 2.0, 1.0], trusted=False)
     with pytest.raises(UserError, match="no run"):
         calibrate(store, ["loss"])
-    assert calibrate(store, ["loss"], every=True).groups[0].proposal is not None
+    assert calibrate(store, ["loss"], every=True)[0].proposal is not None
 
 
 def test_after_a_step_only_the_runs_since_then_count(store: Store) -> None:
     source = random.Random(7)
     fill(store, [source.gauss(0, 1) for _ in range(60)] + [source.gauss(20, 1) for _ in range(45)])
-    (found,) = calibrate(store, ["loss"], false_alarms=0.05).groups
+    (found,) = calibrate(store, ["loss"], false_alarms=0.05)
     assert found.proposal is not None
     assert found.proposal.lower is not None
     assert found.proposal.lower > 10
@@ -137,7 +137,7 @@ def test_after_a_step_only_the_runs_since_then_count(store: Store) -> None:
 def test_values_that_drift_get_no_thresholds(store: Store) -> None:
     source = random.Random(8)
     fill(store, [source.gauss(10 * index / 100, 1) for index in range(100)])
-    (found,) = calibrate(store, ["loss"], false_alarms=0.05).groups
+    (found,) = calibrate(store, ["loss"], false_alarms=0.05)
     assert found.checks == ()
     assert "drift" in found.lines()[1]
 
