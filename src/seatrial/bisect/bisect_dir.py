@@ -80,8 +80,6 @@ def clean_bisect(path: Path, tell: Callable[[str], None]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RunJournal:
-    """What was read."""
-
     rows: tuple[BisectRun, ...] = ()
     notes: tuple[str, ...] = ()
 

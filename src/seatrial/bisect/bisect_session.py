@@ -57,8 +57,6 @@ class MissingRun(Exception):
 
 @dataclass(slots=True)
 class BisectSession:
-    """What a session works with."""
-
     directory: Path
     plan: BisectPlan
     preparer: StepPreparer

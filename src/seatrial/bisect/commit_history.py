@@ -70,10 +70,8 @@ def read_history(repo: Repo, first_parent: bool) -> History:
 
 
 def introduced(repo: Path, script: str, bad: str) -> tuple[str, tuple[str, ...]]:
-    """The newest commit before `bad` that put the script where it is, and what the user must know about it.
-
-    A rename counts as the start: before it, a command with this path cannot run. The note says where the old name began.
-    """
+    """The newest commit before `bad` that put the script where it is, and what the user must know about it. A rename counts as the start:
+    before it, a command with this path cannot run. The note says where the old name began."""
     path = _inside(script)
     if path is None or not exists(repo, bad, path):
         raise UserError(

@@ -147,10 +147,8 @@ class BisectEnvironments:
         return _key(read_wanted(tree, plan), plan)
 
     def ensure(self, tree: Path, plan: EnvironmentPlan, progress: Callable[[str], None], deadline_s: float) -> ReadyEnvironment:
-        """The environment of this tree, built now if there is none.
-
-        Raises a BuildFailed when it cannot be built, and a BlockedError when no environment could be (no such Python, no uv).
-        """
+        """The environment of this tree, built now if there is none. Raises a BuildFailed when it cannot be built, and a BlockedError when
+        no environment could be (no such Python, no uv)."""
         if plan.kind == "none":
             return _on_caller(tree, plan)
         wanted = read_wanted(tree, plan)
@@ -277,8 +275,6 @@ class BisectEnvironments:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """An environment to be built."""
-
     tree: Path
     plan: EnvironmentPlan
     wanted: LockRequest

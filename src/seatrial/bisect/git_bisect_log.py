@@ -84,8 +84,6 @@ def _for_git(history: History, answer: BisectAnswer, index: int, marks: dict[int
 
 @dataclass(frozen=True)
 class Marked:
-    """One commit that a log marks."""
-
     mark: Mark
     commit: str
     line: int

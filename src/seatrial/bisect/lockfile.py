@@ -59,8 +59,6 @@ class BuildFailed(Exception):
 
 @dataclass(slots=True)
 class LockRequest:
-    """What a lock asks for."""
-
     identity: list[str] = field(default_factory=list)
     requirements: list[str] = field(default_factory=list)
     """Lines for pip, without includes and without what is in the tree."""
@@ -229,8 +227,6 @@ _UV_KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """One build under way."""
-
     name: str
     log: Path
     stops: float

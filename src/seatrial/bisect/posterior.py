@@ -152,10 +152,8 @@ def _gather(history: History, rows: Sequence[BisectRun], settings: SearchSetting
 
 
 def _possible(history: History) -> int:
-    """Every point but the good end, less those with the same contents as a parent: if one is bad, that parent was bad before it.
-
-    Equal contents further apart say less: what is landed, reverted and landed again is bad twice, and the second time is to blame.
-    """
+    """Every point but the good end, less those with the same contents as a parent: if one is bad, that parent was bad before it. Equal
+    contents further apart say less: what is landed, reverted and landed again is bad twice, and the second time is to blame."""
     points = history.points
     changed = (
         index for index, point in enumerate(points) if index and all(points[parent].contents != point.contents for parent in point.parents)
@@ -344,8 +342,6 @@ def _ends(assessment: Assessment) -> list[int]:
 
 
 class _Worth:
-    """The expected information of one run."""
-
     def __init__(self, assessment: Assessment) -> None:
         self.tested = sorted(assessment.tallies)
         self.blocks: dict[int, tuple[int, int, int]] = {}
@@ -370,11 +366,9 @@ class _Worth:
 
 
 def _unconfirmed(assessment: Assessment) -> int | None:
-    """A point that must be run before the most probable suspects are convicted; None when there is none, or it may not be run.
-
-    On branches two bad points can leave a suspect that was never run. If each was broken by its own commit, that suspect is innocent.
-    And one wild run of a point sends the whole search to it, so that it ends up on the border.
-    """
+    """A point that must be run before the most probable suspects are convicted; None when there is none, or it may not be run. On branches
+    two bad points can leave a suspect that was never run. If each was broken by its own commit, that suspect is innocent. And one wild run
+    of a point sends the whole search to it, so that it ends up on the border."""
     top = assessment.atoms[0]
     if top.weight * top.members.bit_count() < _wanted(assessment):
         return None

@@ -161,8 +161,6 @@ def _general() -> tuple[Signature, ...]:
 
 @dataclass(slots=True)
 class _Seen:
-    """What one pass over the log found."""
-
     scan: Scan
     machines: Sequence[Signature]
     tests: set[str] = field(default_factory=set)

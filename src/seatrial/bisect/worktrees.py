@@ -85,8 +85,6 @@ def moved_submodules(git_dir: Path, commit: str) -> tuple[tuple[str, str | None,
 
 @dataclass
 class _Making:
-    """A tree under way."""
-
     stores: Stores
     root: Path
     main: Pin

@@ -44,10 +44,8 @@ def _read(script: Path, module: ModuleType, checks: dict[str, list[str]]) -> lis
 
 
 def placed(own: tuple[Asserted, ...], place: Path) -> tuple[Asserted, ...]:
-    """With the user's place for a file whose own cannot be told, or which is written relative to a directory that the script goes to.
-
-    Only where one file fits: assertions about another one would be held against the wrong metrics.
-    """
+    """With the user's place for a file whose own cannot be told, or which is written relative to a directory that the script goes to. Only
+    where one file fits: assertions about another one would be held against the wrong metrics."""
     fits = [one for one in own if one.metrics is None or _ends_with(place, one.written)]
     if len(fits) != 1:
         return own
@@ -125,8 +123,6 @@ class FunctionalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedScript:
-    """One script."""
-
     name: str
     script: Path
     argv: tuple[str, ...]

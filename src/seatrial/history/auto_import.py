@@ -107,10 +107,8 @@ def checkout_state(repo: Path) -> CheckoutState:
 def auto_import(
     path: Path, *, project: str | None = None, name: str | None = None, looked: CheckoutState | None = None, passed: bool | None = None
 ) -> str:
-    """Import the runs at `path`; the quiet line, empty when history is off.
-
-    `looked` is the checkout that the run ran on, and `passed` its outcome, for files that name none.
-    """
+    """Import the runs at `path`; the quiet line, empty when history is off. `looked` is the checkout that the run ran on, and `passed` its
+    outcome, for files that name none."""
     if is_off():
         return ""
     try:
@@ -122,11 +120,8 @@ def auto_import(
 
 
 def import_unit_results(path: Path, repo: Path | None = None) -> str:
-    """Import unit_results.json at the end of a test session; the quiet line, or empty.
-
-    The file says all by itself, but it may lie in another repository: `repo` is where the session ran, whose branches and
-    configuration count.
-    """
+    """Import unit_results.json at the end of a test session; the quiet line, or empty. The file says all by itself, but it may lie in
+    another repository: `repo` is where the session ran, whose branches and configuration count."""
     return auto_import(path, looked=CheckoutState(repo) if repo is not None else None)
 
 

@@ -192,10 +192,8 @@ class Sums:
 
 
 def settle(sums: Sums, parts: Sequence[Part], least: int, price: float) -> tuple[list[Part], set[int]]:
-    """Boundaries beside a line, moved to where they fit best; and those at which the two sides do not meet, which are steps.
-
-    Cuts were made for levels, so where a drift begins they are off. A step is there only if letting the sides part saves its price.
-    """
+    """Boundaries beside a line, moved to where they fit best; and those at which the two sides do not meet, which are steps. Cuts were made
+    for levels, so where a drift begins they are off. A step is there only if letting the sides part saves its price."""
     found, steps = list(parts), set()
     for place in range(len(found) - 1):
         left, right = found[place], found[place + 1]
@@ -319,10 +317,8 @@ def _between(centres: Sequence[float], own: Sequence[float], count: int) -> list
 
 
 def squeezed(values: Sequence[float], gap: float) -> list[float]:
-    """Order and small distances as they are, 0 in the middle, neighbours in size at most `gap` apart.
-
-    A value that is a billion deviations off would leave no digits for the others in sums of squares.
-    """
+    """Order and small distances as they are, 0 in the middle, neighbours in size at most `gap` apart. A value that is a billion deviations
+    off would leave no digits for the others in sums of squares."""
     ordered = sorted(set(values))
     places, at = {ordered[0]: 0.0}, 0.0
     for before, after in itertools.pairwise(ordered):
@@ -396,10 +392,8 @@ def _shift(values: Sequence[float], near: Sequence[float], part: Part) -> float:
 
 
 def threshold(count: int, alarm: float) -> float:
-    """Deviations that the largest contrast of two neighbouring stretches of noise exceeds with probability `alarm`.
-
-    P(max > c) is about 2 c φ(c) log(n) for n normal values; the deviation is estimated from n values, which costs the rest (measured).
-    """
+    """Deviations that the largest contrast of two neighbouring stretches of noise exceeds with probability `alarm`. P(max > c) is about 2 c
+    φ(c) log(n) for n normal values; the deviation is estimated from n values, which costs the rest (measured)."""
     low, high = 1.0, 40.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -453,11 +447,9 @@ def _widened(values: Sequence[float], deviations: Sequence[float], bounds: Seque
 
 
 def _dearer(residuals: Sequence[float]) -> float:
-    """By how much the price of a change grows because the noise is not normal and independent.
-
-    Where neighbours are alike (r, more than chance), means scatter (1 + r) / (1 - r) times as much. Skewed noise has its extremes on
-    one side, where they do not cancel; the factor for it was found by simulation.
-    """
+    """By how much the price of a change grows because the noise is not normal and independent. Where neighbours are alike (r, more than
+    chance), means scatter (1 + r) / (1 - r) times as much. Skewed noise has its extremes on one side, where they do not cancel; the factor
+    for it was found by simulation."""
     squares = sum(residual * residual for residual in residuals)
     if squares == 0:
         return 1.0

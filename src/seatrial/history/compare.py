@@ -26,8 +26,6 @@ Identity = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One metric of both sides."""
-
     identity: Identity
     before: float | None
     after: float | None
@@ -46,8 +44,6 @@ class MetricRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was found."""
-
     before: str
     after: str
     runs: tuple[int, int]
@@ -152,8 +148,6 @@ def _spread(store: Store, identity: Identity, take: Take) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class TrendSeries:
-    """One group with its changes."""
-
     group: BaselineGroup
     changes: tuple[Change, ...]
     cannot_tell: str
@@ -171,8 +165,6 @@ class TrendSeries:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """All series that were asked for."""
-
     series: tuple[TrendSeries, ...]
     alarm: float
 

@@ -98,10 +98,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_draft(path: Path, data: bytes) -> Any:
-    """JSON without a key that stands twice, where Python would keep the last one without a word.
-
-    The fast reader decides only where it can vouch for that. Otherwise, and for NaN, which it does not read, the slow one does.
-    """
+    """JSON without a key that stands twice, where Python would keep the last one without a word. The fast reader decides only where it can
+    vouch for that. Otherwise, and for NaN, which it does not read, the slow one does."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:

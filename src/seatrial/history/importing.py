@@ -270,10 +270,8 @@ ReadyRun = tuple[Path, StoredRun, Draft]
 
 
 def add(store: Store, path: Path, stated: Stated, trusted: tuple[str, ...], *, restate: bool = False) -> Iterator[Added]:
-    """Import every run at `path`; raises a UserError when there is none. `restate`: what is stated holds also for runs that are there.
-
-    Runs are written several at a time and told once they are in the store: what was told survives a kill.
-    """
+    """Import every run at `path`; raises a UserError when there is none. `restate`: what is stated holds also for runs that are there. Runs
+    are written several at a time and told once they are in the store: what was told survives a kill."""
     batch, points = list[ReadyRun](), 0
     for place, read in detect_runs(path):
         for one in _ready(place, read, stated, trusted):

@@ -68,12 +68,10 @@ class GateSettings:
 
 
 def doubt(runs: Sequence[StoredRun], numbers: Sequence[float], value: float, settings: GateSettings, *, inside: bool) -> str:
-    """Why the reference is in doubt, with what a person can do; or empty. A value inside its band must not pass then.
-
-    A step or drift is told of any value, the rest only of one that is inside: it says why the band may be too wide. Fewer wild runs
-    than make a step widen the band all the same: the value must lie in the band without them, too. Where the runs are too few to tell
-    which are wild, in that of the first ones.
-    """
+    """Why the reference is in doubt, with what a person can do; or empty. A value inside its band must not pass then. A step or drift is
+    told of any value, the rest only of one that is inside: it says why the band may be too wide. Fewer wild runs than make a step widen the
+    band all the same: the value must lie in the band without them, too. Where the runs are too few to tell which are wild, in that of the
+    first ones."""
     try:
         changes = find_changes(numbers, alarm=settings.rate)
     except TooFew:
@@ -106,8 +104,6 @@ def _changed(runs: Sequence[StoredRun], last: Change) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedMetric:
-    """One metric."""
-
     metric: str
     verdict: Verdict
     value: float | None
@@ -123,8 +119,6 @@ class JudgedMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """All metrics of one run."""
-
     run: StoredRun
     judged: tuple[JudgedMetric, ...]
     left_out: tuple[str, ...] = ()

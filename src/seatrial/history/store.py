@@ -316,18 +316,13 @@ class Store:
         self._open.close()
 
     def add(self, run: StoredRun, points: Iterable[Point], *, again: bool = False) -> bool:
-        """Keep a run, in one transaction; False when it is there already.
-
-        With `again`, an earlier import of the same run with other content (same source and start: a trial that was resumed, a
-        campaign that went on) makes way for this one; a mark on it stays.
-        """
+        """Keep a run, in one transaction; False when it is there already. With `again`, an earlier import of the same run with other
+        content (same source and start: a trial that was resumed, a campaign that went on) makes way for this one; a mark on it stays."""
         return self.add_all([(run, points, again)])[0]
 
     def add_all(self, items: Iterable[tuple[StoredRun, Iterable[Point], bool]]) -> list[bool]:
-        """Keep several runs in one transaction, each as `add` does: all of them or, when the writer is killed, none.
-
-        Series of many runs are written in the order of the table, so that its pages are written once and not once per run.
-        """
+        """Keep several runs in one transaction, each as `add` does: all of them or, when the writer is killed, none. Series of many runs
+        are written in the order of the table, so that its pages are written once and not once per run."""
         made = [(self._cleared(run), again, *rows_of(points)) for run, points, again in items]
         numbers, pending, new = dict(self._known), list[tuple[object, ...]](), list[bool]()
         with self._transaction():

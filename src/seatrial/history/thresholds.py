@@ -144,8 +144,6 @@ FORMS: dict[Take, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """One group."""
-
     group: BaselineGroup
     proposal: Proposal | None
     notes: tuple[str, ...]
@@ -273,11 +271,9 @@ def band(
 
 
 def spread(values: Sequence[float]) -> float:
-    """The deviation of normal values, from the mean distance to the median without the farthest fifth of the runs (at least one).
-
-    Of few values it tells more than the median distance does, and stands as many wild runs as it leaves out. Where most values are
-    equal: the mean distance of all.
-    """
+    """The deviation of normal values, from the mean distance to the median without the farthest fifth of the runs (at least one). Of few
+    values it tells more than the median distance does, and stands as many wild runs as it leaves out. Where most values are equal: the mean
+    distance of all."""
     middle = statistics.median(values)
     away = sorted(abs(value - middle) for value in values)
     kept = away[: len(away) - max(1, len(away) // 5)]
