@@ -42,6 +42,7 @@ LAST_LINES = 3
 
 Tell = Callable[[str], None]
 Numbers = Callable[[], set[int]]
+Useless = Callable[[Sequence[BisectStep]], set[int]]
 
 
 class Runner(Protocol):
@@ -95,7 +96,7 @@ class BisectSession:
     def _forgotten(self, row: BisectRun) -> bool:
         return row.skip is SkipKind.ENVIRONMENT and row.number <= self.before
 
-    def execute(self, wanted: Sequence[BisectStep], useless: Callable[[Sequence[BisectStep]], set[int]] | None = None) -> list[BisectRun]:
+    def execute(self, wanted: Sequence[BisectStep], useless: Useless | None = None) -> list[BisectRun]:
         """Run points, as many at once as the plan says, and write their rows. `useless` names those of the running ones, by their
         place in what it is given, that no longer matter."""
         if self.frozen:
@@ -104,12 +105,12 @@ class BisectSession:
         waiting, tries = list(wanted), 0
         while waiting:
             again: list[BisectStep] = []
-            for asked, served, seen in self._outcomes(waiting, useless):
+            for prepared, seen in self._outcomes(waiting, useless):
                 if seen.transient and tries < self.plan.retries:
-                    self.tell(f"{short(asked.point)}: {seen.reason}: not the commit's doing, will be tried again")
-                    again.append(asked)
+                    self.tell(f"{short(prepared.step.point)}: {seen.reason}: not the commit's doing, will be tried again")
+                    again.append(prepared.step)
                 else:
-                    rows.append(self._write(asked, served, seen, tries))
+                    rows.append(self._write(prepared, seen, tries))
             check_stop()
             tries += 1
             waiting = again
@@ -119,59 +120,34 @@ class BisectSession:
                 rest(pause)
         return rows
 
-    def note(
-        self,
-        wanted: BisectStep,
-        mark: Mark,
-        reason: str,
-        like: BisectRun | None = None,
-        notes: tuple[str, ...] = (),
-        *,
-        copied: bool = False,
-    ) -> BisectRun:
-        """A row for a point that needs no run."""
-        return self._append(
-            BisectRun(
-                **self._about(wanted),
-                mark=mark,
-                value=like.value if like else None,
-                passed=like.passed if like else None,
-                skip=like.skip if like else None,
-                failure=like.failure if like else None,
-                reason=reason,
-                started=now(),
-                notes=notes,
-                copied=copied,
-            )
-        )
+    def note(self, step: BisectStep, like: BisectRun, reason: str, notes: tuple[str, ...] = (), *, copied: bool = False) -> BisectRun:
+        """A row for a point that needs no run, with the result of another row."""
+        known = {name: getattr(like, name) for name in ("mark", "value", "passed", "skip", "failure")}
+        return self._append(BisectRun(**self._about(step), **known, reason=reason, started=now(), notes=notes, copied=copied))
 
-    def _outcomes(
-        self, wanted: Sequence[BisectStep], useless: Callable[[Sequence[BisectStep]], set[int]] | None
-    ) -> Iterator[tuple[BisectStep, PreparedStep, Observation]]:
-        """Each point with what became of it, as they end."""
-        steps = {step.number: (asked, step) for asked in wanted for step in (self._step(asked),)}
-        waited = {step.directory for _, step in steps.values() if is_queued(step.directory)}
+    def _outcomes(self, wanted: Sequence[BisectStep], useless: Useless | None) -> Iterator[tuple[PreparedStep, Observation]]:
+        """What became of each step, as they end."""
+        steps = [self._step(one) for one in wanted]
+        waited = {step.directory for step in steps if is_queued(step.directory)}
         try:
             with ThreadPoolExecutor(self.plan.jobs, "prepare") as pool:
-                served = dict(zip(steps, pool.map(self._prepare, (step for _, step in steps.values())), strict=True))
+                prepared = list(pool.map(self._prepare, steps))
             check_stop()
-            for number, one in served.items():
+            for one in prepared:
                 if one.refused is not None:
-                    yield steps[number][0], one, one.refused
-            ready = [one for one in served.values() if one.refused is None]
-            numbers = [one.step.number for one in ready]
+                    yield one, one.refused
+            ready = [one for one in prepared if one.refused is None]
 
             def cancel() -> set[int]:
-                return {numbers[index] for index in useless([steps[number][0] for number in numbers])} if useless else set()
+                return {ready[index].step.number for index in useless([one.step for one in ready])} if useless else set()
 
             waited.clear()  # from here on the runner ends what it does not wait for
-            for prepared, facts in self.runner.run(ready, cancel) if ready else ():
-                number = prepared.step.number
+            for one, facts in self.runner.run(ready, cancel) if ready else ():
                 if facts.ended != "interrupted":
-                    yield steps[number][0], served[number], self._observe(facts, steps[number][0].measured)
-                self.preparer.clear(prepared.step)
+                    yield one, self._observe(facts, one.step.measured)
+                self.preparer.clear(one.step)
         finally:
-            for _, step in steps.values():
+            for step in steps:
                 if step.directory not in waited:
                     self.preparer.clear(step)
 
@@ -200,27 +176,22 @@ class BisectSession:
             write_json(directory / STEP, begun)
         return replace(wanted, number=_number(directory), directory=directory)
 
-    def _write(self, wanted: BisectStep, served: PreparedStep, seen: Observation, tries: int) -> BisectRun:
+    def _write(self, prepared: PreparedStep, seen: Observation, tries: int) -> BisectRun:
         if seen.abort:
-            raise self._aborted(wanted, served, seen)
-        notes = (*served.notes, *((f"tried {tries + 1} times",) if tries else ()))
+            raise self._aborted(prepared.step, seen)
+        notes = (*prepared.notes, *((f"tried {tries + 1} times",) if tries else ()))
+        known = {name: getattr(seen, name) for name in ("mark", "value", "passed", "skip", "reason", "failure", "exit_code")}
         row = BisectRun(
-            **self._about(wanted),
-            mark=seen.mark,
-            value=seen.value,
-            passed=seen.passed,
-            skip=seen.skip,
-            reason=seen.reason,
-            failure=seen.failure,
-            exit_code=seen.exit_code,
-            started=served.started,
-            seconds=round(time.time() - served.began, 3),
-            environment=served.environment,
-            built=served.built,
-            directory=str(served.step.directory.relative_to(self.directory)),
+            **self._about(prepared.step),
+            **known,
+            started=prepared.started,
+            seconds=round(time.time() - prepared.began, 3),
+            environment=prepared.environment,
+            built=prepared.built,
+            directory=str(prepared.step.directory.relative_to(self.directory)),
             notes=notes,
             copied=False,
-            unedited=served.unedited,
+            unedited=prepared.unedited,
         )
         self._append(row)
         self._lost = self._lost + 1 if row.skip is SkipKind.ENVIRONMENT else 0
@@ -241,14 +212,14 @@ class BisectSession:
             "subject": wanted.point.subject,
         }
 
-    def _aborted(self, wanted: BisectStep, served: PreparedStep, seen: Observation) -> BlockedError:
+    def _aborted(self, step: BisectStep, seen: Observation) -> BlockedError:
         """The plan is fixed, so that another command needs another bisect; what is known goes there with it."""
-        log = served.step.log
+        log = step.log
         said = [one_line(line.body) for line in read_log(log) if line.body.strip()][-LAST_LINES:] if log.is_file() else []
         told = f"; its last lines: {' | '.join(said)}" if said else ""
         known = f" and --replay {shlex.quote(str(self.directory / JOURNAL))}" if self.rows else ""
         fix = f"start again with the corrected command{known}; if it was ended from outside: {resume_command(self.directory)}"
-        return BlockedError(Boundary.CONFIG, f"{short(wanted.point)}: {seen.abort}{told} (log: {log})", fix)
+        return BlockedError(Boundary.CONFIG, f"{short(step.point)}: {seen.abort}{told} (log: {log})", fix)
 
     def _append(self, row: BisectRun) -> BisectRun:
         if self.frozen:

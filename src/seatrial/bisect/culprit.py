@@ -270,7 +270,7 @@ def _take_ends(session: BisectSession, inner: History, move: _Move) -> None:
     for end, rows, what in ((good, session.convictions(good.id), before), (bad, known, after)):
         noted = sum(row.stage == "ends" and row.point == end.id for row in session.evidence(move.number))
         for row in rows[noted:]:
-            session.note(BisectStep(end, "ends", 0, move.number), row.mark, f"known from run {row.number}: {what}", row)
+            session.note(BisectStep(end, "ends", 0, move.number), row, f"known from run {row.number}: {what}")
 
 
 def _with(found: BisectAnswer, *standings: Standing) -> BisectAnswer:

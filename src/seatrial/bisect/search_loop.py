@@ -227,7 +227,7 @@ def search(
         for like in known_by_contents(history, session.evidence(number)):
             point = history.points[history.by_id[like.point]]
             # It is a copy: with noise it would count as a run of its own.
-            session.note(BisectStep(point, "search", last, number), like.mark, like.reason, like, like.notes, copied=True)
+            session.note(BisectStep(point, "search", last, number), like, like.reason, like.notes, copied=True)
         state = assess(history, session.evidence(number), how)
         found = answer(state)
         write(found)
