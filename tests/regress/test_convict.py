@@ -39,7 +39,9 @@ class Staged(BisectSession):
         if self.frozen:
             raise MissingRun
         self.ran += [named(one.point.pins) for one in wanted]
-        return [self.note(one, self.world(named(one.point.pins)), "") for one in wanted]
+        marks = [(one, self.world(named(one.point.pins))) for one in wanted]
+        about = {"number": 1, "stage": "conviction", "round": 0, "point": "p", "commit": "c"}
+        return [self.note(one, BisectRun.model_validate(about | {"mark": mark}), "") for one, mark in marks]
 
 
 def plan(**more: int) -> BisectPlan:

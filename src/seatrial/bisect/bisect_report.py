@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from markupsafe import Markup, escape
@@ -124,11 +124,11 @@ def write_reports(
 ) -> None:
     """Write all four."""
     history = cleared_history(history, redactor)
-    clear = tuple(cleared_run(row, redactor) for row in rows)
+    clear = tuple(_cleared_run(row, redactor) for row in rows)
     # From the check as it is: one without its secrets may be no check any more.
     limit = threshold(plan.check) if plan.check else None
     view = BisectView(
-        directory, cleared_plan(plan, redactor), history, clear, cleared_answer(answer, redactor), limit.limit if limit else None
+        directory, _cleared_plan(plan, redactor), history, clear, _cleared_answer(answer, redactor), limit.limit if limit else None
     )
     write_text(directory / "bisect.log", git_bisect_log.write_git_log(history, view.rows, view.answer, redactor.text))
     write_text(directory / "summary.md", bisect_summary(view))
@@ -230,29 +230,32 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
-def cleared_plan(plan: BisectPlan, redactor: Redactor) -> BisectPlan:
-    edits = tuple(replace(edit, clauses=redactor.text(edit.clauses)) for edit in plan.edits)
-    free = {name: redactor.value(getattr(plan, name)) for name in ("command", "extra", "variables", "notes")}
-    words = {name: redactor.text(getattr(plan, name)) for name in ("check", "failure") if getattr(plan, name)}
-    build = replace(plan.environment, build=redactor.value(plan.environment.build))
-    return replace(plan, **free, **words, edits=edits, environment=build)
+R = TypeVar("R", bound=Record)
 
 
-def cleared_run(row: BisectRun, redactor: Redactor) -> BisectRun:
-    failure = row.failure
-    if failure is not None:
-        failure = replace(failure, cause=redactor.text(failure.cause), shown=redactor.text(failure.shown))
+def _cleared(record: R, redactor: Redactor, *names: str, **more: Any) -> R:
+    """The record with the secrets of these fields redacted, and further fields as they are given."""
+    return replace(record, **{name: redactor.value(getattr(record, name)) for name in names}, **more)
+
+
+def _cleared_plan(plan: BisectPlan, redactor: Redactor) -> BisectPlan:
+    edits = tuple(_cleared(edit, redactor, "clauses") for edit in plan.edits)
+    environment = _cleared(plan.environment, redactor, "build")
+    texts = [name for name in ("check", "failure") if getattr(plan, name)]
+    return _cleared(plan, redactor, "command", "extra", "variables", "notes", *texts, edits=edits, environment=environment)
+
+
+def _cleared_run(row: BisectRun, redactor: Redactor) -> BisectRun:
+    failure = row.failure and _cleared(row.failure, redactor, "cause", "shown")
     value = number_to_json(row.value) if isinstance(row.value, float) else row.value
     value = redactor.text(value) if isinstance(value, str) else value
-    free = {name: redactor.text(getattr(row, name)) for name in ("subject", "reason")}
-    return replace(row, **free, notes=redactor.value(row.notes), failure=failure, value=value)
+    return _cleared(row, redactor, "subject", "reason", "notes", failure=failure, value=value)
 
 
-def cleared_answer(answer: BisectAnswer, redactor: Redactor) -> BisectAnswer:
-    suspects = tuple(replace(one, subject=redactor.text(one.subject)) for one in answer.suspects)
-    standings = tuple(replace(one, subject=redactor.text(one.subject), why=redactor.text(one.why)) for one in answer.standings)
-    notes = redactor.value(answer.notes)
-    return replace(answer, suspects=suspects, standings=standings, why=redactor.text(answer.why), notes=notes)
+def _cleared_answer(answer: BisectAnswer, redactor: Redactor) -> BisectAnswer:
+    suspects = tuple(_cleared(one, redactor, "subject") for one in answer.suspects)
+    standings = tuple(_cleared(one, redactor, "subject", "why") for one in answer.standings)
+    return _cleared(answer, redactor, "why", "notes", suspects=suspects, standings=standings)
 
 
 DIRECTORY = Path(__file__).parent / "schemas"
