@@ -42,29 +42,33 @@ class SkipKind(StrEnum):
     """Why a point could not be judged."""
 
     COMMAND = "command"
-    """The command exited with 125."""
     TREE = "tree"
-    """The snapshot cannot be made: a submodule's commit is lost, a patch does not apply."""
     MISSING = "missing"
-    """A file that the command names does not exist at this commit."""
     ABSENT = "absent"
-    """The same, found before anything ran."""
     UNEDITED = "unedited"
-    """A file that --edit changes does not exist at this commit."""
     BUILD = "build"
-    """The environment could not be built."""
     BUILD_COMMAND = "build-command"
-    """The command of --build failed."""
     ENVIRONMENT = "environment"
-    """The machine, the network or the cluster failed, by a known signature, also when it was tried again."""
     OTHER_FAILURE = "other-failure"
-    """It fails in another way than the bad end."""
     METRIC = "metric"
-    """The metric is missing or not finite, and at the bad end it is not."""
     TRIAL = "trial"
-    """The trial was Blocked or Skipped."""
     HAND = "hand"
-    """A person said so, in a log that was replayed."""
+
+
+SKIP_REASONS = {
+    SkipKind.COMMAND: "the command asked for it (exit code 125)",
+    SkipKind.TREE: "the tree could not be made",
+    SkipKind.MISSING: "a file that the command names does not exist there",
+    SkipKind.ABSENT: "a file that the command names does not exist there",  # found before anything ran
+    SkipKind.UNEDITED: "a file of --edit does not exist there",
+    SkipKind.BUILD: "the environment could not be built",
+    SkipKind.BUILD_COMMAND: "the build command failed",
+    SkipKind.ENVIRONMENT: "the machine, the network or the cluster failed, not the commit",
+    SkipKind.OTHER_FAILURE: "it failed in another way than the bad end",
+    SkipKind.METRIC: "the metric is missing or not finite",
+    SkipKind.TRIAL: "the trial was Blocked or Skipped",
+    SkipKind.HAND: "a person said so",
+}
 
 
 class Pin(Record):

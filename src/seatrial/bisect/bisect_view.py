@@ -13,6 +13,7 @@ from pathlib import Path
 
 from seatrial.bisect.bisect_records import (
     PLACEHOLDERS,
+    SKIP_REASONS,
     BisectAnswer,
     BisectPlan,
     BisectRun,
@@ -106,20 +107,6 @@ def _command(plan: BisectPlan, commit: str) -> Iterator[str]:
 
 SHOWN = 12
 """Suspects, commits of one reason and the like that are named; the rest is counted."""
-KINDS = {
-    SkipKind.COMMAND: "the command asked for it (exit code 125)",
-    SkipKind.TREE: "the tree could not be made",
-    SkipKind.MISSING: "a file that the command names does not exist there",
-    SkipKind.ABSENT: "a file that the command names does not exist there",
-    SkipKind.UNEDITED: "a file of --edit does not exist there",
-    SkipKind.BUILD: "the environment could not be built",
-    SkipKind.BUILD_COMMAND: "the build command failed",
-    SkipKind.ENVIRONMENT: "the machine, the network or the cluster failed, not the commit",
-    SkipKind.OTHER_FAILURE: "it failed in another way than the bad end",
-    SkipKind.METRIC: "the metric is missing or not finite",
-    SkipKind.TRIAL: "the trial was Blocked or Skipped",
-    SkipKind.HAND: "a person said so",
-}
 
 
 def percent(share: float) -> str:
@@ -388,7 +375,7 @@ def _skipped(view: BisectView) -> Iterator[str]:
     for kind, points in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])):
         why = next((reason for _, reason in points if reason), "")
         first = f"; the first one: {code(why)}" if why else ""
-        yield f"{counted(len(points), 'commit')}: {KINDS[kind]}: {listed([code(commit) for commit, _ in points])}{first}"
+        yield f"{counted(len(points), 'commit')}: {SKIP_REASONS[kind]}: {listed([code(commit) for commit, _ in points])}{first}"
 
 
 def _flaky(view: BisectView) -> Iterator[str]:

@@ -114,9 +114,9 @@ def auto_import(
     try:
         return _keep(path, project, name, looked, passed)
     except (UserError, BlockedError) as error:
-        return f"history: not kept: {error.message}"
+        return f"history: run not recorded: {error.message}"
     except Exception as error:  # noqa: BLE001 - a defect here is told as well, and must not become the exit code of a trial
-        return f"history: not kept: {type(error).__name__}: {error}"
+        return f"history: run not recorded: {type(error).__name__}: {error}"
 
 
 def import_unit_results(path: Path, repo: Path | None = None) -> str:
