@@ -133,13 +133,15 @@ def _named(path: Path) -> bool:
 
 def _search(folder: Path, *, metrics: bool = True) -> Iterator[Item]:
     """Runs below a directory; `metrics` is off below metric files, which were read with all that belongs to them."""
-    one = _directory(folder)
-    if one is not None:
-        yield one
+    if (folder / "trial.json").is_file():
+        yield folder, lambda: [_reading().read_trial(folder)]
+        return
+    if (folder / "manifest.json").is_file() and (folder / "inputs.jsonl").is_file():
+        yield folder, lambda: [_reading().read_campaign(folder)]
         return
     entries = sorted(folder.iterdir(), key=_made)
     if metrics and any(_METRICS.fullmatch(entry.name) for entry in entries):
-        yield folder, lambda: _series(folder)
+        yield folder, lambda: [_reading().read_metric_files(folder)]
         metrics = False
     yield from _files(entry for entry in entries if entry.name != _LATEST)
     for entry in entries:
@@ -165,28 +167,15 @@ def _refused(error: UserError) -> list[Draft]:
     raise error
 
 
-def _directory(folder: Path) -> Item | None:
-    """A directory that is one run."""
-    if (folder / "trial.json").is_file():
-        return folder, lambda: [_reading().read_trial(folder)]
-    if (folder / "manifest.json").is_file() and (folder / "inputs.jsonl").is_file():
-        return folder, lambda: [_reading().read_campaign(folder)]
-    return None
-
-
 def _reading() -> ModuleType:
     """The readers of what needs much of Seatrial: imported only where such a path is found."""
     return importlib.import_module("seatrial.history.import_runs")
 
 
-def _series(path: Path) -> list[Draft]:
-    return [_reading().read_metric_files(path)]
-
-
 def _asked(path: Path) -> list[Draft]:
     """A file that was named, and that is metrics or nothing."""
     try:
-        return _series(path)
+        return [_reading().read_metric_files(path)]
     except UserError as error:
         raise UserError(error.message, f"looked for: {LOOKED_FOR}") from error
 
