@@ -134,12 +134,7 @@ def write_reports(
     write_text(directory / "summary.md", bisect_summary(view))
     write_text(directory / "report.html", page(view))
     report = BisectReport(
-        headline=view.headline,
-        plan=view.plan,
-        commits=view.count,
-        answer=view.answer,
-        reproduce=view.reproduce,
-        runs=view.rows,
+        headline=view.headline, plan=view.plan, commits=view.count, answer=view.answer, reproduce=view.reproduce, runs=view.rows
     )
     write_json(directory / "report.json", report)
 

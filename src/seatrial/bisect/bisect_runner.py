@@ -15,7 +15,7 @@ from seatrial.bisect.bisect_records import BisectAnswer, BisectPlan, BisectRun, 
 from seatrial.bisect.bisect_report import write_reports
 from seatrial.bisect.bisect_session import BisectSession, MissingRun, Tell
 from seatrial.bisect.bisect_view import listed
-from seatrial.bisect.commit_history import HISTORY, CachedHistory, aligned, load_or_query, missing_words, read_history, told_apart
+from seatrial.bisect.commit_history import HISTORY, CachedHistory, aligned, contents_by_commit, load_or_query, missing_words, read_history
 from seatrial.bisect.culprit import check_merged_branches
 from seatrial.bisect.environment_cache import BisectEnvironments
 from seatrial.bisect.git_stores import Stores
@@ -54,7 +54,7 @@ def run_bisect(directory: Path, redactor: Redactor, tell: Tell, profile: tuple[s
         tell(announcement(history, session.evidence(), plan))
         try:
             verify_endpoints(session, history)
-            answered = _closer(session, history, search(session, history, settings, lambda found: write(unchecked(found))))
+            answered = _look_closer(session, history, search(session, history, settings, lambda found: write(unchecked(found))))
         except BaseException:
             write(unchecked(current_answer(history, session.evidence(), settings)))
             raise
@@ -71,7 +71,7 @@ def judge_bisect(directory: Path, redactor: Redactor) -> BisectAnswer:
         _refuse_strangers(session, history)
         found = current_answer(history, session.evidence(), search_settings(plan))
         try:
-            found = _closer(session, history, found)
+            found = _look_closer(session, history, found)
         except MissingRun:
             found = unchecked(found)
         write_reports(directory, plan, history, session.rows, found, redactor)
@@ -82,7 +82,7 @@ def read_histories(plan: BisectPlan) -> History:
     """The points that a plan asks about."""
     read = [(repo, read_history(repo, plan.first_parent or len(plan.repos) > 1)) for repo in plan.repos]
     if any(patch.by_history for patch in plan.patches):
-        read[0] = (read[0][0], told_apart(read[0][1]))
+        read[0] = (read[0][0], contents_by_commit(read[0][1]))
     return read[0][1] if len(read) == 1 else aligned(read)
 
 
@@ -139,7 +139,7 @@ def _refuse_strangers(session: BisectSession, history: History) -> None:
         raise UserError(message, "was the history rewritten? start a new bisect, and give it the rows that still hold with --replay")
 
 
-def _closer(session: BisectSession, history: History, found: BisectAnswer) -> BisectAnswer:
+def _look_closer(session: BisectSession, history: History, found: BisectAnswer) -> BisectAnswer:
     """The answer with what is known of other repositories, or of a submodule that the commit moves. Before this nobody is blamed."""
     found = check_merged_branches(session, history, found)
     if len(session.plan.repos) > 1:

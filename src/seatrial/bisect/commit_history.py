@@ -112,7 +112,7 @@ def missing_words(repo: Path, command: Sequence[str], bad: str) -> tuple[str, ..
     return tuple(found)
 
 
-def told_apart(history: History) -> History:
+def contents_by_commit(history: History) -> History:
     """The history for trees that a patch changes by what comes before a commit: the same files no longer mean the same tree."""
     return History(tuple(replace(point, contents=f"{point.contents}@{point.commit}") for point in history.points))
 

@@ -200,11 +200,7 @@ def plan_bisect(asked: BisectRequest, replay: Path | None = None, check_trial: C
 
 
 def _plan(
-    asked: BisectRequest,
-    repos: tuple[Repo, ...],
-    patches: tuple[Patch, ...],
-    notes: tuple[str, ...],
-    check_trial: CheckTrial | None,
+    asked: BisectRequest, repos: tuple[Repo, ...], patches: tuple[Patch, ...], notes: tuple[str, ...], check_trial: CheckTrial | None
 ) -> BisectPlan:
     main, bad = Path(repos[0].path), repos[0].bad
     for word in asked.edit or ():
@@ -225,29 +221,20 @@ def _plan(
     environment = _environment(asked, main, bad)
     if asked.python and environment.kind == "none":
         notes += (f"--python {asked.python} changes nothing: no environment is built, so commits run in the one you call from",)
+    same = ("first_parent", "trial", "check", "failure", "any_failure", "nightly", "jobs", "on", "confidence", "retries", "descend")
     plan = BisectPlan(
+        **{name: getattr(asked, name) for name in same},
         created=now(),
         repos=repos,
-        first_parent=asked.first_parent,
         command=command,
         extra=extra,
-        trial=asked.trial,
-        check=asked.check,
         metrics=asked.metrics or (found.metrics if found else "{output}"),
-        failure=asked.failure,
-        any_failure=asked.any_failure,
-        nightly=asked.nightly,
         environment=environment,
         variables=dict(found.variables) if found else {},
         edits=edits,
         patches=patches,
-        jobs=asked.jobs,
-        on=asked.on,
         repeat=asked.repeat or (METRIC_REPEAT if asked.check else 1),
-        confidence=asked.confidence,
-        retries=asked.retries,
         minutes=asked.minutes or (found.minutes if found else 60.0),
-        descend=asked.descend,
         notes=(*notes, *(note for repo in repos for note in uncommitted(Path(repo.path)))),
     )
     _refuse_secrets(plan)

@@ -240,15 +240,7 @@ class BuildJob:
         """Run one step of it; a BuildFailed when that fails. `beside`: it installs further packages."""
         try:
             failure = follow(
-                argv,
-                self.name,
-                what,
-                log=self.log,
-                cwd=cwd,
-                env=env,
-                stops=self.stops,
-                progress=self.progress,
-                line_filter=self.redact,
+                argv, self.name, what, log=self.log, cwd=cwd, env=env, stops=self.stops, progress=self.progress, line_filter=self.redact
             )
         except CannotStart as error:
             raise BuildFailed(f"{what} failed: {error.message}", by_command=self.by_command, beside=beside) from error

@@ -145,11 +145,7 @@ def _refuse_skips(session: BisectSession, end: Point, name: str, number: int) ->
     message = f"the {name} end {short(end)} cannot be judged: "
     log = _log(session, row)
     if row.skip in (SkipKind.ENVIRONMENT, SkipKind.TRIAL):
-        raise BlockedError(
-            Boundary.ENVIRONMENT,
-            message + row.reason + log,
-            f"repair it, then: {resume_command(session.directory)}",
-        )
+        raise BlockedError(Boundary.ENVIRONMENT, message + row.reason + log, f"repair it, then: {resume_command(session.directory)}")
     raise UserError(message + why + log, fix)
 
 

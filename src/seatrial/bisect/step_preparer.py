@@ -19,18 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from seatrial.bisect.bisect_records import (
-    PLACEHOLDERS,
-    BisectPlan,
-    Failure,
-    Mark,
-    Pin,
-    Point,
-    SetupRecord,
-    SkipKind,
-    Stage,
-    tree_variable,
-)
+from seatrial.bisect.bisect_records import PLACEHOLDERS, BisectPlan, Failure, Mark, Pin, Point, SetupRecord, SkipKind, Stage, tree_variable
 from seatrial.bisect.commit_history import exists
 from seatrial.bisect.environment_cache import BisectEnvironments, ReadyEnvironment
 from seatrial.bisect.git_stores import Stores, TreeError

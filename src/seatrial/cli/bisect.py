@@ -99,9 +99,7 @@ def bisect(
     env: Annotated[
         str | None,
         typer.Option(
-            "--env",
-            metavar="KIND",
-            help="none, pip:LOCKFILE, uv. Default: uv.lock, requirements.lock or requirements.txt if there is one.",
+            "--env", metavar="KIND", help="none, pip:LOCKFILE, uv. Default: uv.lock, requirements.lock or requirements.txt if there is one."
         ),
     ] = None,
     with_: Annotated[

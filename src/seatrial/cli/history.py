@@ -394,14 +394,14 @@ def gate(
     from seatrial.core.verdict import Verdict, exit_code
     from seatrial.history.auto_import import history_settings, store_path
     from seatrial.history.importing import Stated
-    from seatrial.history.metric_gate import GateSettings, against
+    from seatrial.history.metric_gate import GateSettings, gate_run
 
     settings = GateSettings(sigmas=sigmas, relative=relative, absolute=absolute, rate=false_alarms, last=last, take=taken(take))
     # That no file is there yet is no mistake of the one who asks for the first time.
     with opened(store) if store_path(store, history_settings(Path.cwd())).exists() else nullcontext() as kept:
         none = kept is None or not kept.runs(limit=1)
         chosen = _under_test(kept, run, Stated(project=project, name=name, machine=machine), settings.take, none=none)
-        found = against(kept, *chosen, settings, metrics or [], exclude or []) if chosen else None
+        found = gate_run(kept, *chosen, settings, metrics or [], exclude or []) if chosen else None
     verdict = found.verdict if found else Verdict.BLOCKED
     lines = found.lines() if found else []
     typer.echo(as_rows([*lines, f"{verdict}: no run is kept yet: seatrial history import PATH"] if none else lines))

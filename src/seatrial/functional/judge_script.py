@@ -104,7 +104,7 @@ def _cleared(found: re.Match[str], redactor: Redactor) -> str:
     return found[0] if (shown, kept) == (name, value) else f"{json.dumps(shown)}{found[2]}{json.dumps(kept)}"
 
 
-def take(source: Path, target: Path, redactor: Redactor, began: float | None = None) -> tuple[int, tuple[str, ...]]:
+def copy_outputs(source: Path, target: Path, redactor: Redactor, began: float | None = None) -> tuple[int, tuple[str, ...]]:
     """Copy logs and tables below `source`; with `began` only files that were written since. Returns how many, and what was left out."""
     count, left = 0, list[str]()
     for file in _below(source):

@@ -18,7 +18,7 @@ from seatrial.core.text import visible
 from seatrial.core.verdict import Verdict, worst
 from seatrial.evidence.redact import Redactor
 from seatrial.functional.hermetic import ExecutionPlace
-from seatrial.functional.judge_script import ScriptRun, clear_metrics, content, fresh, judge_script, take
+from seatrial.functional.judge_script import ScriptRun, clear_metrics, content, copy_outputs, fresh, judge_script
 from seatrial.functional.plan_scripts import Ended, FunctionalRun, PlannedScript, ScriptResult
 from seatrial.report.ci import add_case, add_checks, add_properties, document, new_suite, put_output, put_verdict
 from seatrial.report.markdown import cell, code, prose
@@ -122,7 +122,7 @@ def run_one(planned: PlannedScript, directory: Path, place: ExecutionPlace, reda
     directory.mkdir(parents=True)
     notes: list[str] = []
     if planned.known is not None:
-        before, _ = take(planned.known.output, directory / "before", redactor)
+        before, _ = copy_outputs(planned.known.output, directory / "before", redactor)
         notes += [f"results of an earlier run were kept in {directory.name}/before"] if before else []
     argv, env = place.command(planned.argv, planned.cwd)
     command = directory / "command.sh"
@@ -137,14 +137,13 @@ def run_one(planned: PlannedScript, directory: Path, place: ExecutionPlace, reda
     directory.mkdir(parents=True, exist_ok=True)  # a script may delete what it finds
     try:
         result = judge_script(
-            planned,
-            ScriptRun(directory=directory, log=log, started=started, ended=ended, exit_code=code, seconds=seconds, trouble=trouble),
+            planned, ScriptRun(directory=directory, log=log, started=started, ended=ended, exit_code=code, seconds=seconds, trouble=trouble)
         )
     finally:
         clear_metrics(directory, redactor)
     notes += [SAME.format(path) for path, was in earlier.items() if was and path and fresh(path, started) and content(path) == was]
     if planned.known is not None:
-        notes += take(planned.known.output, directory / "script", redactor, started)[1]
+        notes += copy_outputs(planned.known.output, directory / "script", redactor, started)[1]
     result = replace(result, notes=(*result.notes, *place.notes, *notes))
     result = ScriptResult.model_validate(redactor.value(result.model_dump(mode="json")))  # reasons quote what was read
     write_json(directory / "checks.json", [check.model_dump(mode="json") for check in result.checks])

@@ -173,13 +173,7 @@ class Trend:
 
 
 def trend(
-    store: Store,
-    metrics: Sequence[str],
-    *,
-    take: Take = "last",
-    alarm: float = 0.01,
-    every: bool = False,
-    **of: Unpack[RunFilter],
+    store: Store, metrics: Sequence[str], *, take: Take = "last", alarm: float = 0.01, every: bool = False, **of: Unpack[RunFilter]
 ) -> Trend:
     """Changes of all metrics that the patterns take; `every` takes poisoned runs too."""
     if not 0 < alarm < 1:

@@ -54,7 +54,7 @@ class Draft:
     """A later import of the same run takes the place of this one."""
 
 
-def require_sound(draft: Draft) -> None:
+def require_valid(draft: Draft) -> None:
     """Raise a ValueError for a time that no calendar has, and for what is no text where text belongs."""
     if not EARLIEST < draft.time < LATEST:
         raise ValueError(f"the time {draft.time!r} is in no calendar")

@@ -18,7 +18,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.guarded import BadValue, parse_json, writable
 from seatrial.core.text import counted
 from seatrial.history import import_results, store
-from seatrial.history.import_results import Draft, DraftTree, gpu_counts, machine_here, read_bytes, require_sound
+from seatrial.history.import_results import Draft, DraftTree, gpu_counts, machine_here, read_bytes, require_valid
 from seatrial.history.store import UNKNOWN, RunValue, Store, StoredRun, Take
 
 NOT_PASSED = "it did not pass"
@@ -108,7 +108,7 @@ def _guarded(place: Path, read: Callable[[], list[Draft]]) -> list[Draft]:
     try:
         drafts = read()
         for draft in drafts:
-            require_sound(draft)
+            require_valid(draft)
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise UserError(f"{place}: not as results are written: {repr(error)[:200]}", "restore the file, or leave it out") from error
     return drafts

@@ -207,7 +207,7 @@ def judge_metric(
     return found(Verdict.PASS, f"{value.value:.6g} in {room}", made, side)
 
 
-def against(
+def gate_run(
     store: Store | None,
     run: StoredRun,
     values: Mapping[str, RunValue],

@@ -464,9 +464,7 @@ class Store:
         """Remove earlier imports of the run; the new one keeps a mark on them."""
         same = (run.project, run.kind, run.name, run.source, run.time)
         found = self._rows(
-            "SELECT id, poisoned FROM runs WHERE project = ? AND kind = ? AND name = ? AND source = ? AND time = ?",
-            same,
-            (WHOLE, TEXT),
+            "SELECT id, poisoned FROM runs WHERE project = ? AND kind = ? AND name = ? AND source = ? AND time = ?", same, (WHOLE, TEXT)
         )
         for key, poisoned in found:
             for table in ("points", "series"):

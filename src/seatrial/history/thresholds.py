@@ -240,12 +240,7 @@ class Band:
 
 
 def band(
-    reference: Sequence[float],
-    *,
-    sigmas: float = SIGMAS,
-    relative: float = RELATIVE,
-    absolute: float = ABSOLUTE,
-    rate: float = RATE,
+    reference: Sequence[float], *, sigmas: float = SIGMAS, relative: float = RELATIVE, absolute: float = ABSOLUTE, rate: float = RATE
 ) -> Band:
     """The band of a reference of at least FEWEST finite values."""
     for name, width in (("sigmas", sigmas), ("relative", relative), ("absolute", absolute)):

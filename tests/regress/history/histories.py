@@ -10,7 +10,7 @@ from typing import Any
 
 from cli.command import inside
 from seatrial.core.errors import UserError
-from seatrial.history.metric_gate import Gate, GateSettings, against
+from seatrial.history.metric_gate import Gate, GateSettings, gate_run
 from seatrial.history.store import Kind, Point, Store, StoredRun, point
 
 COMMIT = "f1062bd3fd95fc64443e2d9ee4a35fc654ba897e"
@@ -53,7 +53,7 @@ def gate(store: Store, key: int, *, patterns: Sequence[str] = (), exclude: Seque
     tested = store.run(key)
     if tested is None:
         raise UserError(f"no run {key} in {store.path}", "seatrial history runs lists them")
-    return against(store, tested, store.of_run(key, take=how.take), how, patterns, exclude)
+    return gate_run(store, tested, store.of_run(key, take=how.take), how, patterns, exclude)
 
 
 def results(path: Path, **other: Any) -> Path:
