@@ -85,7 +85,6 @@ class RunJournal:
 
 
 def append_run(path: Path, row: BisectRun) -> None:
-    """Add a row; when this returns it is on the disk."""
     value = number_to_json(row.value) if isinstance(row.value, float) else row.value
     append_row(path, replace(row, value=value).model_dump(mode="json"))
 

@@ -68,7 +68,6 @@ def _prose(sentence: str) -> Markup:
 
 
 def _plots(view: BisectView) -> Iterator[tuple[str, int, int]]:
-    """Title, first and last point of each plot."""
     last = view.history.last
     yield "All commits, from the good end to the bad end", 0, last
     if view.suspects and view.answer.state != "open":
@@ -122,7 +121,6 @@ class BisectReport(Record):
 def write_reports(
     directory: Path, plan: BisectPlan, history: History, rows: Sequence[BisectRun], answer: BisectAnswer, redactor: Redactor
 ) -> None:
-    """Write all four."""
     history = cleared_history(history, redactor)
     clear = tuple(_cleared_run(row, redactor) for row in rows)
     # From the check as it is: one without its secrets may be no check any more.
@@ -257,7 +255,6 @@ DIRECTORY = Path(__file__).parent / "schemas"
 
 
 def schemas() -> dict[str, str]:
-    """The text of every shipped schema, by file name."""
     kinds: dict[str, type[Record]] = {"bisect": BisectPlan, "bisect-run": BisectRun, "bisect-report": BisectReport}
     return {f"{name}.schema.json": schema_text(name, kind) for name, kind in kinds.items()}
 

@@ -79,7 +79,6 @@ def judge_bisect(directory: Path, redactor: Redactor) -> BisectAnswer:
 
 
 def read_histories(plan: BisectPlan) -> History:
-    """The points that a plan asks about."""
     read = [(repo, read_history(repo, plan.first_parent or len(plan.repos) > 1)) for repo in plan.repos]
     if any(patch.by_history for patch in plan.patches):
         read[0] = (read[0][0], contents_by_commit(read[0][1]))

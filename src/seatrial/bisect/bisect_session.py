@@ -242,5 +242,4 @@ def _number(step: Path) -> int:
 
 
 def short(point: Point) -> str:
-    """A point for people."""
     return f"{point.commit[:12]} ({point.subject[:60]})"

@@ -177,12 +177,10 @@ class BisectView:
 
     @property
     def others(self) -> tuple[BisectRun, ...]:
-        """Rows that test something beside the history."""
         return tuple(row for row in self.rows if not on_history(row, self.history))
 
     @cached_property
     def suspects(self) -> dict[int, float]:
-        """Probability of each suspected point of the history."""
         by_id = self.history.by_id
         return {by_id[one.point]: one.probability for one in self.answer.suspects if one.point in by_id}
 
@@ -202,7 +200,6 @@ class BisectView:
         return self.history.last
 
     def short(self, index: int) -> str:
-        """A point in a sentence."""
         point = self.history.points[index]
         where = f" of {code(point.repo)}" if len(self.plan.repos) > 1 else ""
         return f"{code(point.commit[:12])}{where} {code(point.subject)}"
@@ -213,12 +210,10 @@ class BisectView:
 
     @property
     def title(self) -> str:
-        """Two or three words."""
         return {"found": "First bad commit found", "range": "Narrowed to a range", "open": "Not finished"}[self.answer.state]
 
     @property
     def headline(self) -> str:
-        """The answer in one sentence."""
         suspects = sorted(self.suspects)
         if self.answer.state == "found" and suspects:
             sure = "" if self.answer.confidence >= 1 else f", with a confidence of {percent(self.answer.confidence)}"
@@ -306,7 +301,6 @@ class BisectView:
 
 
 def on_history(row: BisectRun, history: History) -> bool:
-    """Whether a row speaks of a point of the searched history."""
     return row.history == 0 and row.stage != "conviction" and row.point in history.by_id
 
 

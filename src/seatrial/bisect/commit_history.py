@@ -91,7 +91,6 @@ def introduced(repo: Path, script: str, bad: str) -> tuple[str, tuple[str, ...]]
 
 
 def exists(repo: Path, commit: str, path: str) -> bool:
-    """Whether `commit` has a file, directory or submodule at `path`."""
     inside = _inside(path)
     if inside is None:
         raise UserError(f"{path}: not a path inside the repository", "give a path from the top of the repository")
@@ -197,7 +196,6 @@ def _additions(repo: Path, path: str, tip: str) -> list[str]:
 
 
 def _renamed_from(repo: Path, commit: str, path: str) -> str | None:
-    """The old name, when `commit` made `path` by a rename."""
     options = ("-r", "-z", "--root", "--no-commit-id", "--name-status", "--diff-filter=R", "--find-renames")
     words = fields(git(repo, "--no-replace-objects", "diff-tree", *options, commit))
     renames = zip(words[0::3], words[1::3], words[2::3], strict=True)

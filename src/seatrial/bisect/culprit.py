@@ -211,7 +211,6 @@ def _not_guilty(move: _Move, mark: Mark | None, decided: bool) -> Standing:
 
 
 def _guilty(session: BisectSession, found: BisectAnswer, move: _Move, how: SearchSettings) -> BisectAnswer:
-    """Search the submodule's own commits."""
     why = f"{move.bad.commit[:12]} is good with the submodule as it was before"
     file = session.directory / f"history-{move.number}.json"
 
@@ -250,7 +249,6 @@ def _store(session: BisectSession, move: _Move) -> Path:
 
 
 def _history(session: BisectSession, move: _Move, git_dir: Path) -> History:
-    """The submodule's commits, each with everything else as it is at the bad point."""
     bad, pin = move.bad, move.pin
     repo = Repo(name=pin.repo, path=str(git_dir), good=pin.commit, bad=move.new, place=pin.place)
     return History(

@@ -88,7 +88,6 @@ class PlannedBisect:
     notes: tuple[str, ...] = ()
 
     def create(self, out: Path | None) -> Path:
-        """Make the directory of the bisect, `out` or a new one."""
         path = create_bisect(BISECTS, out, self.plan)
         for name, file in self.files.items():
             (path / PATCHES).mkdir(exist_ok=True)

@@ -195,7 +195,6 @@ class _GitLogReader:
             self.marks += [Marked(Mark.SKIP if word == "skip" else self.words[word], commit, self.count) for commit in commits]
 
     def range(self, text: str) -> list[str]:
-        """The commits of `A..B`."""
         first, _, last = text.partition("..")
         if last.startswith("."):
             raise self.error(f"{text}: a range is written with two dots", f"write {first}..{last[1:]}")
@@ -278,7 +277,6 @@ class EarlierMarks:
     notes: tuple[str, ...] = ()
 
     def end(self, mark: Mark) -> str | None:
-        """The commit that the bisect began with on this side."""
         if self.log is not None:
             return next((marked.commit for marked in self.log.marks if marked.mark is mark), None)
         return next((row.commit for row in self.journal if row.stage == "ends" and row.history == 0 and row.mark is mark), None)

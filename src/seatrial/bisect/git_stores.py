@@ -243,7 +243,6 @@ class Stores:
         self._top = Path(repos[0].path)
 
     def open(self) -> None:
-        """Open the stores of all repositories now, so that what is wrong with one is said at once."""
         for name in self._repos:
             self.store(name)
 

@@ -107,7 +107,6 @@ class MarksModel:
         return DISCOUNT * sum(_log_beta(a + failed, b + passed) for (a, b), (failed, passed) in sides)
 
     def odds(self, point: int) -> float:
-        """Predictive of the point's runs, from the bad end's rate against the good end's."""
         tally, found = self.tallies[point], []
         for (a, b), end in zip((GOOD_RATE, BAD_RATE), self.ends, strict=True):
             failed, passed = a + end.bads, b + end.goods
@@ -206,7 +205,6 @@ class StepModel:
         self._sums = {point: (len(ys), math.fsum(ys), math.fsum(y * y for y in ys)) for point, ys in self.scatter.values.items()}
 
     def log_likelihood(self, bad: int) -> float:
-        """The formula above."""
         sides = self.sides(bad)
         if not (sides[0][0] and sides[1][0]):
             return -math.inf
@@ -229,7 +227,6 @@ class StepModel:
         return (int(n0), t0, q0), (int(n1), t1, q1)
 
     def odds(self, point: int) -> float:
-        """As `Means` has it: by the check's limit."""
         return self._own.odds(point)
 
     def misfit(self, bad: int, doubt: float) -> str | None:
@@ -278,7 +275,6 @@ class MeansModel:
         return math.fsum(odds for point, odds in self._odds.items() if bad >> point & 1)
 
     def odds(self, point: int) -> float:
-        """log P(bad) - log P(good)."""
         return self._odds[point]
 
     def _own(self, point: int) -> float:

@@ -61,7 +61,6 @@ class Assessment:
 
     @cached_property
     def suspects(self) -> int:
-        """Everything with a probability, as bits."""
         return union(cell.members for cell in self.cells)
 
     def bad(self, point: int) -> float:
@@ -105,7 +104,6 @@ def union(masks: Iterable[int]) -> int:
 
 
 def descendants(history: History) -> list[int]:
-    """Of each point, itself and what builds on it, as bits."""
     found = [1 << index for index in range(len(history.points))]
     for index in range(history.last, -1, -1):
         for parent in history.points[index].parents:

@@ -235,5 +235,4 @@ def _place(found: Diagnosis) -> str:
 
 
 def _alike(text: str) -> str:
-    """A text of one run as every run that fails alike has it."""
     return _OWN.sub("#", generic(one_line(text)))[:_REASON]

@@ -264,7 +264,6 @@ def _outside(plan: BisectPlan, one: PreparedStep) -> Iterator[Path]:
 
 
 def facts_of(one: PreparedStep, status: UnitStatus, minutes: float, *, in_ray: bool = False) -> RunFacts:
-    """What a job that has ended says of its run."""
     if status.state is UnitState.DONE:
         return one.facts(0, "exited")
     word = status.scheduler if status.scheduler not in _BY_ITSELF else ""

@@ -63,7 +63,6 @@ class BisectStep:
 
     @property
     def output(self) -> Path:
-        """For what the command leaves behind."""
         return self.directory / "output"
 
     @property
@@ -73,12 +72,10 @@ class BisectStep:
 
     @property
     def trial(self) -> Path:
-        """The run directory, in trial mode."""
         return self.directory / "trial"
 
     @property
     def log(self) -> Path:
-        """Standard output and error of the command."""
         return self.directory / "run.log"
 
     @property

@@ -210,7 +210,6 @@ def apply_edits(tree: Path, edits: Sequence[Edit]) -> tuple[str, ...]:
 
 
 def unchanged(file: str) -> str:
-    """The note on an edit that changed nothing."""
     return f"--edit {file}: changed nothing at this commit"
 
 

@@ -30,7 +30,7 @@ from seatrial.core.verdict import Boundary
 from seatrial.evidence.redact import Redactor
 from seatrial.history.auto_import import OFF, VARIABLE
 from seatrial.runtime.environments import delete
-from seatrial.runtime.process import Outcome, ProcessSpec, end_leftovers, run
+from seatrial.runtime.process import LineFilter, Outcome, ProcessSpec, end_leftovers, run_stoppable
 
 
 class ExecutionPlace:
@@ -60,6 +60,37 @@ class ExecutionPlace:
     def refuse(self, argv: tuple[str, ...], env: dict[str, str]) -> None:
         """A BlockedError when the command that `command` gave cannot be found there; by default that is seen when it starts."""
 
+    def run(
+        self,
+        words: tuple[str, ...],
+        env: dict[str, str],
+        cwd: Path,
+        log: Path,
+        minutes: float,
+        line_filter: LineFilter,
+        *,
+        stall: float | None = None,
+        watch: tuple[Path, ...] = (),
+    ) -> Outcome:
+        """Run what `command` gave; nothing of it is left when this returns. A BlockedError when it cannot be started."""
+        self.refuse(words, env)
+        spec = ProcessSpec(
+            argv=words,
+            env=env,
+            cwd=cwd,
+            log=log,
+            run_id=f"{log.parent.name}-{time.time_ns()}",
+            deadline_s=60 * minutes,
+            stall_s=60 * (stall or minutes),
+            watch=watch,
+            grace_s=GRACE_S,
+            line_filter=line_filter,
+        )
+        try:
+            return run_stoppable(spec)
+        finally:
+            self.end()
+
     def end(self) -> None:
         """Make sure that nothing of the last command is left."""
 
@@ -79,23 +110,7 @@ def run_in(place: ExecutionPlace, argv: tuple[str, ...], cwd: Path, log: Path, m
         line(shown)
         return shown
 
-    words, env = place.command(argv, cwd)
-    place.refuse(words, env)
-    spec = ProcessSpec(
-        argv=words,
-        env=env,
-        cwd=cwd,
-        log=log,
-        run_id=f"hermetic-{time.time_ns()}",
-        deadline_s=60 * minutes,
-        stall_s=60 * minutes,
-        grace_s=GRACE_S,
-        line_filter=passed_on,
-    )
-    try:
-        return run(spec)
-    finally:
-        place.end()
+    return place.run(*place.command(argv, cwd), cwd, log, minutes, passed_on)
 
 
 def end_earlier(pid_files: Iterable[Path], tell: Callable[[str], None]) -> None:
@@ -310,7 +325,6 @@ class Container(ExecutionPlace):
         return run_words(self.box, self._current(), argv, cwd), env
 
     def shown(self, argv: tuple[str, ...], cwd: Path) -> list[str]:
-        """Every command, in order."""
         scratch = Path(tempfile.gettempdir())
         lines = [*before_words(self.box, self._name, scratch), run_words(self.box, self._name, argv, cwd)]
         lines += [after_words(self.box, self._name)] if self.box.engine == "enroot" else []
@@ -429,7 +443,6 @@ class Fresh(ExecutionPlace):
         self._ready: ReadyEnvironment | None = None
 
     def prepare(self) -> None:
-        """Build it."""
         self.directory = Path(tempfile.mkdtemp(prefix="seatrial-hermetic-"))
         try:
             plan, note = self._plan(self.directory)
@@ -459,7 +472,6 @@ class Fresh(ExecutionPlace):
         return BlockedError(Boundary.ENVIRONMENT, f"the fresh environment cannot be built: {message}", fix)
 
     def command(self, argv: tuple[str, ...], cwd: Path) -> tuple[tuple[str, ...], dict[str, str]]:
-        """The words as they are, with variables of their own."""
         assert self._ready is not None
         assert self._ready.python is not None
         assert self.directory is not None
@@ -482,7 +494,6 @@ class Fresh(ExecutionPlace):
         raise BlockedError(Boundary.ENVIRONMENT, f"{program} is not in the fresh environment", fix)
 
     def shown(self, argv: tuple[str, ...], cwd: Path) -> list[str]:
-        """What is built from, then the command."""
         if self._ready is None:
             with tempfile.TemporaryDirectory(prefix="seatrial-hermetic-") as scratch:
                 note = self._plan(Path(scratch))[1]
@@ -499,7 +510,6 @@ class Fresh(ExecutionPlace):
             delete(self.directory)
 
     def _plan(self, scratch: Path) -> tuple[EnvironmentPlan, str]:
-        """How it is made, and in words."""
         if (self.project / "uv.lock").is_file() and shutil.which("uv"):
             return EnvironmentPlan(kind="uv", lock="uv.lock", packages=self.packages), "uv.lock"
         for name in LOCKS:

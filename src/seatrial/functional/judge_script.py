@@ -69,7 +69,6 @@ def copy_metrics(source: Path, target: Path, started: float) -> Path:
 
 
 def content(path: Path | None) -> str:
-    """A digest of a file; empty where there is none."""
     try:
         if path is None or not path.is_file():
             return ""

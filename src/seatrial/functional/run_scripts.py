@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_run
 from pathlib import Path
 
 from seatrial import __version__
@@ -19,25 +19,22 @@ from seatrial.core.verdict import Verdict, worst
 from seatrial.evidence.redact import Redactor
 from seatrial.functional.hermetic import ExecutionPlace
 from seatrial.functional.judge_script import ScriptRun, clear_metrics, content, copy_outputs, fresh, judge_script
-from seatrial.functional.plan_scripts import Ended, FunctionalRun, PlannedScript, ScriptResult
+from seatrial.functional.plan_scripts import FunctionalRun, PlannedScript, ScriptResult
 from seatrial.report.ci import add_case, add_checks, add_properties, document, new_suite, put_output, put_verdict
 from seatrial.report.markdown import cell, code, prose
 from seatrial.report.outcomes import check_words
 from seatrial.runtime.interrupt import stop_requested
-from seatrial.runtime.process import ProcessSpec, run_stoppable
 from seatrial.trial.run_dir import now
 
 PREFIX = "seatrial.functional"
 
 
 def counted_scripts(whole: FunctionalRun) -> str:
-    """`3 scripts: 2 Pass, 1 Fail`."""
     counts = Counter(result.verdict for result in whole.results)
     return f"{numbered(len(whole.results), 'script')}: " + ", ".join(f"{counts[kind]} {kind}" for kind in Verdict if counts[kind])
 
 
 def summary_md(whole: FunctionalRun) -> str:
-    """The verdicts, then what each script was judged by."""
     lines = [f"# {whole.verdict}: {counted_scripts(whole)}", "", f"{whole.id}, {whole.created}, Seatrial {whole.seatrial}", ""]
     lines += ["| script | verdict | steps | time | GPU hours | reason |", "|---|---|---|---|---|---|"]
     lines += [_row(result) for result in whole.results]
@@ -55,7 +52,6 @@ def summary_md(whole: FunctionalRun) -> str:
 
 
 def steps_told(result: ScriptResult) -> str:
-    """`2 of 3`."""
     if result.steps is None:
         return "-"
     return f"{result.reached if result.reached is not None else 'none'} of {result.steps}"
@@ -84,7 +80,6 @@ def junit_xml(whole: FunctionalRun) -> str:
     return document(suite, seconds)
 
 
-GRACE_S = 10.0
 SAME = "{} holds the same bytes as before this run: a run that repeats itself looks like that, and so does an old file with a new time"
 
 
@@ -133,12 +128,16 @@ def run_one(planned: PlannedScript, directory: Path, place: ExecutionPlace, reda
     earlier = {one.metrics: content(one.metrics) for one in planned.asserted}
     # The time of a file that was just written: what a file system says of the script's files is by the same clock.
     started, log = command.stat().st_mtime, directory / "run.log"
-    ended, code, seconds, trouble = _follow(planned, argv, env, log, place, redactor)
+    watch = (planned.known.output,) if planned.known else ()
+    ran = ScriptRun(directory=directory, log=log, started=started, ended="not started", exit_code=None, seconds=0.0)
+    try:
+        outcome = place.run(argv, env, planned.cwd, log, planned.minutes, redactor.lines().line, stall=planned.stall, watch=watch)
+        ran = replace_run(ran, ended=outcome.ended, exit_code=outcome.exit_code, seconds=outcome.seconds)
+    except BlockedError as error:
+        ran = replace_run(ran, trouble=error.message)
     directory.mkdir(parents=True, exist_ok=True)  # a script may delete what it finds
     try:
-        result = judge_script(
-            planned, ScriptRun(directory=directory, log=log, started=started, ended=ended, exit_code=code, seconds=seconds, trouble=trouble)
-        )
+        result = judge_script(planned, ran)
     finally:
         clear_metrics(directory, redactor)
     notes += [SAME.format(path) for path, was in earlier.items() if was and path and fresh(path, started) and content(path) == was]
@@ -149,27 +148,3 @@ def run_one(planned: PlannedScript, directory: Path, place: ExecutionPlace, reda
     write_json(directory / "checks.json", [check.model_dump(mode="json") for check in result.checks])
     write_json(directory / "result.json", result)
     return result
-
-
-def _follow(
-    planned: PlannedScript, argv: tuple[str, ...], env: dict[str, str], log: Path, place: ExecutionPlace, redactor: Redactor
-) -> tuple[Ended, int | None, float, str]:
-    spec = ProcessSpec(
-        argv=argv,
-        env=env,
-        cwd=planned.cwd,
-        log=log,
-        run_id=f"functional-{planned.name}-{time.time_ns()}",
-        deadline_s=60 * planned.minutes,
-        stall_s=60 * planned.stall,
-        watch=(planned.known.output,) if planned.known else (),
-        grace_s=GRACE_S,
-        line_filter=redactor.lines().line,
-    )
-    try:
-        outcome = run_stoppable(spec)
-    except BlockedError as error:
-        return "not started", None, 0.0, error.message
-    finally:
-        place.end()
-    return outcome.ended, outcome.exit_code, outcome.seconds, ""

@@ -134,7 +134,6 @@ class Part:
     cost: float
 
     def at(self, index: int) -> float:
-        """Fitted there."""
         return self.level + self.slope * (index - self.start)
 
     @property
@@ -167,7 +166,6 @@ class Sums:
         return Part(start, end, y / w - slope * x / w, slope, max(yy - y * y / w - slope * shared, 0.0))
 
     def like(self, part: Part, start: int, end: int) -> Part:
-        """The best part of the same sort over another stretch."""
         return self.line(start, end) if part.slope else self.level(start, end)
 
     def bent(self, left: Part, right: Part, knee: int) -> tuple[Part, Part]:
@@ -286,7 +284,6 @@ def deviation(differences: Sequence[float]) -> float:
 
 
 def scales(values: Sequence[float]) -> list[float]:
-    """One deviation for each point."""
     differences = [after - before for before, after in itertools.pairwise(values)]
     floor = max(FLOOR * max(abs(value) for value in values), 1e-300)
     common = max(deviation(differences), floor)
@@ -407,7 +404,6 @@ def _exceeded(height: float, count: int) -> float:
 
 
 def _confidence(contrast: float, count: int) -> float:
-    """1 - the probability of such a contrast in noise."""
     height = contrast / (1 + SMALL / count)
     return 1 - _exceeded(height, count) if height > 1 else 0.0
 

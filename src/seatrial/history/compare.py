@@ -36,7 +36,6 @@ class MetricRow:
 
     @property
     def sigmas(self) -> float | None:
-        """The difference in units of the spread."""
         if self.before is None or self.after is None or not self.spread:
             return None
         return (self.after - self.before) / self.spread

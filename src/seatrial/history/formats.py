@@ -44,14 +44,12 @@ def _nearest(pattern: str, names: list[str]) -> str:
 
 
 def number(value: float | None, mark: str = "") -> str:
-    """A value for a table: seven digits, or its mark."""
     if value is None:
         return mark or "-"
     return f"{value:.7g}" + (f" ({mark} among the points)" if mark else "")
 
 
 def stamp(run: StoredRun) -> str:
-    """When it started, by the clock of this place."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.time))
 
 

@@ -65,7 +65,6 @@ def require_valid(draft: Draft) -> None:
 
 
 def digest_of(kind: Kind, *parts: bytes) -> str:
-    """The identity of what was imported."""
     made = hashlib.blake2b(str(kind).encode(), digest_size=20)
     for part in parts:
         made.update(len(part).to_bytes(8, "big"))
@@ -81,7 +80,6 @@ def machine_here(gpus: Sequence[str] = ()) -> str:
 
 
 def gpu_counts(gpus: Sequence[str]) -> str:
-    """GPUs as `2 x NAME`."""
     return ", ".join(f"{list(gpus).count(gpu)} x {gpu}" for gpu in sorted(set(gpus)))
 
 
@@ -117,12 +115,10 @@ _KEYS = {"benchmark", "metrics", "commit", "branch", "dirty", "time", "passed", 
 
 
 def looks_line(data: Any) -> bool:
-    """Whether parsed JSON is a line of ours."""
     return isinstance(data, dict) and isinstance(data.get("benchmark"), str) and isinstance(data.get("metrics"), dict)
 
 
 def looks_pytest(data: Any) -> bool:
-    """Whether parsed JSON is a file of pytest-benchmark."""
     return isinstance(data, dict) and isinstance(data.get("benchmarks"), list) and "commit_info" in data
 
 
@@ -215,7 +211,6 @@ _SHOWN = 3
 
 
 def looks_unit(data: Any) -> bool:
-    """Whether parsed JSON is such a file."""
     return isinstance(data, dict) and {"metrics", "start_time", "exit_status"} <= data.keys()
 
 

@@ -127,7 +127,6 @@ def _made(path: Path) -> tuple[str, int, str]:
 
 
 def _named(path: Path) -> bool:
-    """Whether a file has a name of results."""
     return path.name == _LATEST or _DATED.fullmatch(path.name) is not None
 
 

@@ -410,7 +410,6 @@ class Store:
         return {name: RunValue(run=run, value=value, mark=mark, count=count) for name, value, mark, count in rows}
 
     def points(self, key: int, metric: str) -> list[Point]:
-        """The points of a metric in a run, in the order in which they were written."""
         which = "run = ? AND metric = (SELECT id FROM metrics WHERE name = ?)"
         found = self._rows(f"SELECT step, value, mark FROM points WHERE {which} ORDER BY place", (key, metric), POINT_CELLS)
         if not found:  # a single value without a step stands in series alone
