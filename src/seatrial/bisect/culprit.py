@@ -109,18 +109,16 @@ def check_merged_branches(session: BisectSession, history: History, found: Bisec
             what = f"{parent[:12]}, from which {point.commit[:12]} forked before the good end"
             mark = try_state(session, pins, point.repo, what, number)
             if mark is Mark.BAD:
-                return _blames_nobody(session, found, point.commit, parent)
+                on_line = session.plan.first_parent or len(session.plan.repos) > 1
+                way_out = (
+                    "Name a good end that is on the line of first parents" if on_line else "To search the main line alone: --first-parent"
+                )
+                forked = "its branch forked off before the good end, and was bad already"
+                why = f"{point.commit[:12]} is bad, but so is {parent[:12]} before it: {forked}. {way_out}"
+                return replace(found, state="open", suspects=(), confidence=0.0, last_good=None, first_bad=None, why=why)
             if mark is None:
                 notes.append(f"{parent[:12]}, the parent of {point.commit[:12]}, lies before the good end and could not be tested")
     return replace(found, notes=tuple(notes))
-
-
-def _blames_nobody(session: BisectSession, found: BisectAnswer, commit: str, parent: str) -> BisectAnswer:
-    on_line = session.plan.first_parent or len(session.plan.repos) > 1
-    way_out = "Name a good end that is on the line of first parents" if on_line else "To search the main line alone: --first-parent"
-    forked = "its branch forked off before the good end, and was bad already"
-    why = f"{commit[:12]} is bad, but so is {parent[:12]} before it: {forked}. {way_out}"
-    return replace(found, state="open", suspects=(), confidence=0.0, last_good=None, first_bad=None, why=why)
 
 
 NUMBERS = 100
@@ -183,7 +181,15 @@ def _below(
     # Others may hide what a submodule does: only where one of them is guilty, or where it is the only one, is it known to be innocent.
     decided = len(moves) == 1 or Mark.GOOD in marks
     for move, mark in zip(moves, marks, strict=True):
-        found = _guilty(session, found, move, how) if mark is Mark.GOOD else _with(found, _not_guilty(move, mark, decided))
+        if mark is Mark.GOOD:
+            found = _guilty(session, found, move, how)
+            continue
+        standing = Standing(repo=move.path, verdict="unknown", why=f"{move.text}; as it was before it cannot be tested")
+        if mark is not None:
+            why = f"{move.bad.commit[:12]} fails with the submodule as it was before, too"
+            hidden = f"{why}, but another submodule moves there as well, which may hide it"
+            standing = replace(standing, verdict="acquitted" if decided else "unknown", why=why if decided else hidden)
+        found = _with(found, standing)
     return found
 
 
@@ -199,15 +205,6 @@ def _before(session: BisectSession, moves: Sequence[_Move]) -> Mark | None:
     first, paths = moves[0], " and ".join(move.path for move in moves)
     what = f"{first.bad.commit[:12]} with {paths} as {'it was' if len(moves) == 1 else 'they were'} before"
     return try_state(session, (*first.bad.pins, *(move.pin for move in moves)), first.pin.repo, what, first.number)
-
-
-def _not_guilty(move: _Move, mark: Mark | None, decided: bool) -> Standing:
-    if mark is None:
-        return Standing(repo=move.path, verdict="unknown", why=f"{move.text}; as it was before it cannot be tested")
-    why = f"{move.bad.commit[:12]} fails with the submodule as it was before, too"
-    if not decided:
-        return Standing(repo=move.path, verdict="unknown", why=f"{why}, but another submodule moves there as well, which may hide it")
-    return Standing(repo=move.path, verdict="acquitted", why=why)
 
 
 def _guilty(session: BisectSession, found: BisectAnswer, move: _Move, how: SearchSettings) -> BisectAnswer:

@@ -176,16 +176,13 @@ def declared(git_dir: Path, commit: str, path: str) -> Module:
     """The submodule at `path` of a commit; one that `.gitmodules` forgot has its path for a name."""
     options = ("config", "--blob", f"{commit}:.gitmodules", "-z", "--list")
     entries = fields(git(git_dir, *options)) if git(git_dir, "ls-tree", "--full-tree", "-z", commit, "--", ".gitmodules") else []
-    values = dict(_split(entry) for entry in entries)
+    values: dict[tuple[str, str], str] = {}
+    for entry in entries:
+        key, _, value = entry.partition("\n")
+        name, _, variable = key.removeprefix("submodule.").rpartition(".")  # the name may hold dots
+        values[name, variable] = value
     name = next((key[0] for key, value in values.items() if key[1] == "path" and value.rstrip("/") == path), path)
     return Module(name, values.get((name, "url"), ""), values.get((name, "update")) == "none")
-
-
-def _split(entry: str) -> tuple[tuple[str, str], str]:
-    """`submodule.<name>.<key>` and its value; the name may hold dots."""
-    key, _, value = entry.partition("\n")
-    name, _, variable = key.removeprefix("submodule.").rpartition(".")
-    return (name, variable), value
 
 
 def resolve_url(base: str, url: str) -> str:
@@ -254,7 +251,11 @@ class Stores:
         with self.lock:
             if (store := self._stores.get(name)) is None:
                 repo = self._repos[name]
-                store = self._stores[name] = open_store(self.root, name, _sources(repo, self._top))
+                places = [Path(repo.path)]
+                if repo.place != "." and is_checkout(self._top, repo.place):
+                    # The submodule of the main repository that it stands for: either may have what the other lacks.
+                    places.append(self._top / repo.place)
+                store = self._stores[name] = open_store(self.root, name, tuple(places))
         return store
 
     def git_dir(self, name: str) -> Path:
@@ -329,14 +330,6 @@ def machine_or_tree(error: UserError) -> TreeError:
     """A failure of git while a tree is made: the machine's, which may pass, or the commit's."""
     machine = _MACHINE.search(error.message)
     return TreeError(SkipKind.ENVIRONMENT if machine else SkipKind.TREE, error.message, error.fix)
-
-
-def _sources(repo: Repo, main: Path) -> tuple[Path, ...]:
-    """The repository itself, and the main one's submodule that it stands for: either may have what the other lacks."""
-    places = [Path(repo.path)]
-    if repo.place != "." and is_checkout(main, repo.place):
-        places.append(main / repo.place)
-    return tuple(places)
 
 
 def _inner_sources(outer: Iterable[Path], path: str, name: str) -> tuple[Path, ...]:

@@ -243,15 +243,14 @@ class StepModel:
             if (odds if not bad >> point & 1 else -odds) > -math.log(level):
                 return f"point {point} is on the other side of the check's limit than one step would have it"
             mean = total / count
-            gaps = [self._chance(mean - middle, count, size) for middle, size in zip(means, counts, strict=True)]
-            if min(means) < mean < max(means) and max(gaps) < level:
+            spread, freedom = max(self.scatter.deviation, STEADY / 10), self.scatter.freedom
+            errors = [spread * math.sqrt(1 / count + 1 / size) for size in counts]
+            chances = [
+                t_two_sided((mean - middle) / error, freedom) if freedom else 1.0 for middle, error in zip(means, errors, strict=True)
+            ]
+            if min(means) < mean < max(means) and max(chances) < level:
                 return f"point {point} lies between the two sides' means"
         return None
-
-    def _chance(self, gap: float, count: int, size: int) -> float:
-        """Two-sided p-value of a difference of two means."""
-        error = max(self.scatter.deviation, STEADY / 10) * math.sqrt(1 / count + 1 / size)
-        return t_two_sided(gap / error, self.scatter.freedom) if self.scatter.freedom else 1.0
 
 
 @dataclass

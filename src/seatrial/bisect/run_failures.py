@@ -117,7 +117,10 @@ def read_failure(log: Path, exit_code: int | None, *, hung: bool = False) -> Fai
     own = found.line in seen.lines
     parts = [*sorted(seen.tests), *sorted(seen.raised)] if seen.testing else []
     if not own:
-        parts += [_alike(found.cause) + _place(found)] if found.cause else [] if hung or parts else seen.last_words()
+        # The function that raised it: a bare `AssertionError` may come from anywhere. Line numbers move with every commit.
+        frames = [frame for text in found.excerpt if (frame := _FRAME.match(text))]
+        place = f" in {Path(frames[-1][1]).name}:{frames[-1][2]}" if frames else ""
+        parts += [_alike(found.cause) + place] if found.cause else [] if hung or parts else seen.last_words()
     cause = "; ".join(parts)
     if len(cause) > _LONGEST:  # its beginning, and a hash of all of it
         cause = f"{cause[: _LONGEST - 20]}… {hashlib.sha256(cause.encode()).hexdigest()[:12]}"
@@ -226,12 +229,6 @@ def _machine_of(chain: Chain, known: Iterable[Signature]) -> list[str]:
     hits = [Hit(chain.first.line, f"{chain.first.name}: {chain.first.message}"), *(Hit(*line) for line in chain.first.lines)]
     match = next((s.id for s in known if not (s.silent or s.harmless or s.also or s.unless) and first_match(s, hits)), "")
     return [match] if match in MACHINE else []
-
-
-def _place(found: Diagnosis) -> str:
-    """The function that raised it: a bare `AssertionError` may come from anywhere. Line numbers move with every commit."""
-    frames = [frame for text in found.excerpt if (frame := _FRAME.match(text))]
-    return f" in {Path(frames[-1][1]).name}:{frames[-1][2]}" if frames else ""
 
 
 def _alike(text: str) -> str:

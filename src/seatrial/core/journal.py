@@ -127,14 +127,19 @@ class JournalLine(NamedTuple):
     number: int
     """Counts from 1."""
     text: str
-    torn: bool
-    """It is the last one, and a kill cut it off: it counts for nothing."""
+    ended: bool
+    """It has its newline, as all lines but the last one do."""
+
+    @property
+    def torn(self) -> bool:
+        """It is the last one, and a kill cut it off: it counts for nothing."""
+        return not self.ended and not _is_object(self.text)
 
 
 def read_journal(path: Path) -> Iterator[JournalLine]:
     """The lines of a journal; a UserError when it cannot be read."""
     for number, text, ended in read_rows(path):
-        yield JournalLine(number, text.removesuffix("\n"), not ended and not _is_object(text))
+        yield JournalLine(number, text.removesuffix("\n"), ended)
 
 
 def _is_object(line: str | bytes) -> bool:

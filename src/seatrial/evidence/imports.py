@@ -27,8 +27,8 @@ def read_imports(path: Path) -> tuple[ImportProof, ...]:
     if not path.exists():
         return ()
     proofs = []
-    for number, row, torn in read_journal(path):
-        if torn:
+    for number, row, ended in read_journal(path):
+        if not ended:
             raise _torn_proof(path, number, "the last row has no end")
         try:
             proofs.append(ImportProof.model_validate(parse_json(row)))

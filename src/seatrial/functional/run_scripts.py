@@ -37,7 +37,10 @@ def counted_scripts(whole: FunctionalRun) -> str:
 def summary_md(whole: FunctionalRun) -> str:
     lines = [f"# {whole.verdict}: {counted_scripts(whole)}", "", f"{whole.id}, {whole.created}, Seatrial {whole.seatrial}", ""]
     lines += ["| script | verdict | steps | time | GPU hours | reason |", "|---|---|---|---|---|---|"]
-    lines += [_row(result) for result in whole.results]
+    for result in whole.results:
+        hours = "-" if result.gpu_hours is None else f"{result.gpu_hours:.3g}"
+        cells = (result.name, str(result.verdict), steps_told(result), f"{result.seconds:.1f} s", hours, result.reason)
+        lines.append(f"| {' | '.join(cell(text) for text in cells)} |")
     for result in whole.results:
         lines += ["", f"## {prose(result.name)}: {result.verdict}", "", f"{code(str(result.script))}: {prose(result.reason)}"]
         if result.boundary is not None:
@@ -55,12 +58,6 @@ def steps_told(result: ScriptResult) -> str:
     if result.steps is None:
         return "-"
     return f"{result.reached if result.reached is not None else 'none'} of {result.steps}"
-
-
-def _row(result: ScriptResult) -> str:
-    hours = "-" if result.gpu_hours is None else f"{result.gpu_hours:.3g}"
-    cells = (result.name, str(result.verdict), steps_told(result), f"{result.seconds:.1f} s", hours, result.reason)
-    return f"| {' | '.join(cell(text) for text in cells)} |"
 
 
 def junit_xml(whole: FunctionalRun) -> str:

@@ -607,18 +607,14 @@ def groups(
                     split.setdefault((value.run.project, value.run.kind, value.run.name, value.run.machine), []).append(value)
             for values in split.values():
                 found += 1
-                yield _group(metric, values[-last:] if last else values)
+                chosen = values[-last:] if last else values
+                runs, numbers, left_out = list[StoredRun](), list[float](), list[RunValue]()
+                for one in chosen:
+                    if one.mark or one.value is None or not math.isfinite(one.value):
+                        left_out.append(one)
+                    else:
+                        runs.append(one.run)
+                        numbers.append(one.value)
+                yield BaselineGroup(metric, tuple(runs), tuple(numbers), tuple(left_out))
         if not found:
             raise UserError(none_has(repr(pattern), **of), "without --name and --machine, or with --every")
-
-
-def _group(metric: str, values: Sequence[RunValue]) -> BaselineGroup:
-    """Finite values apart from the rest."""
-    runs, numbers, left_out = [], [], []
-    for value in values:
-        if value.mark or value.value is None or not math.isfinite(value.value):
-            left_out.append(value)
-        else:
-            runs.append(value.run)
-            numbers.append(value.value)
-    return BaselineGroup(metric, tuple(runs), tuple(numbers), tuple(left_out))

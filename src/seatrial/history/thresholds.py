@@ -70,6 +70,9 @@ def propose(values: Sequence[float], *, false_alarms: float = 0.01) -> Proposal:
     rank = _rank(count, false_alarms)
     ordered = sorted(values)
     lower, upper = (_outward(ordered[rank - 1], ordered, -1), _outward(ordered[-rank], ordered, 1)) if rank else (None, None)
+    # The prediction interval of one more normal value.
+    mean = statistics.fmean(values)
+    half = t_quantile(false_alarms, count - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / count)
     return Proposal(
         count=count,
         false_alarms=false_alarms,
@@ -77,7 +80,7 @@ def propose(values: Sequence[float], *, false_alarms: float = 0.01) -> Proposal:
         upper=upper,
         rate=2 * max(rank, 1) / (count + 1),
         needed=needed,
-        if_normal=_if_normal(values, false_alarms),
+        if_normal=(mean - half, mean + half),
         left_out=_left_out(ordered, false_alarms),
     )
 
@@ -111,13 +114,6 @@ def _left_out(ordered: Sequence[float], false_alarms: float) -> float | None:
         high = ordered[count - rank if place < count - rank else count - rank - 1]
         missed += value < low or value > high
     return missed / count
-
-
-def _if_normal(values: Sequence[float], false_alarms: float) -> tuple[float, float]:
-    """The prediction interval of one more normal value."""
-    count, mean = len(values), statistics.fmean(values)
-    half = t_quantile(false_alarms, count - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / count)
-    return mean - half, mean + half
 
 
 @functools.cache
