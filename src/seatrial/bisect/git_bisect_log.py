@@ -89,16 +89,40 @@ class Marked:
     line: int
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """What a log says."""
+QUESTION = ("command", "extra", "trial", "check", "metrics", "failure", "any_failure", "nightly", "variables", "edits", "patches")
+"""What of a plan says what is measured, and how it is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierMarks:
+    """What was read, before it is known which history it belongs to."""
 
     path: Path
-    marks: tuple[Marked, ...]
+    marks: tuple[Marked, ...] | None = None
+    """Of a log."""
+    journal: tuple[BisectRun, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def end(self, mark: Mark) -> str | None:
+        if self.marks is not None:
+            return next((marked.commit for marked in self.marks if marked.mark is mark), None)
+        return next((row.commit for row in self.journal if row.stage == "ends" and row.history == 0 and row.mark is mark), None)
 
-def parse_git_log(text: str, repo: Path, path: Path) -> Replayed:
+    def rows(self, history: History, plan: BisectPlan) -> tuple[BisectRun, ...]:
+        rows: Sequence[BisectRun] = self.journal if self.marks is None else as_rows(self, history)
+        beside = self.path.with_name(PLAN)
+        old = read_model(beside, BisectPlan) if self.marks is None and beside.is_file() else None
+        if old is None or any(getattr(old, name) != getattr(plan, name) for name in QUESTION):
+            on_line = [row for row in rows if row.history == 0 and row.stage != "conviction"]
+            rows = [replace(row, stage="replay") for row in on_line]
+        strange = next((row for row in rows if row.history == 0 and row.stage != "conviction" and row.point not in history.by_id), None)
+        if strange is not None:
+            message = f"{self.path}: {strange.commit[:12]} is not between the ends"
+            raise UserError(message, "delete its line, or name the ends that the log was made with: --good REV --bad REV")
+        return tuple(replace(row, number=number, directory="") for number, row in enumerate(rows, start=1))
+
+
+def parse_git_log(text: str, repo: Path, path: Path) -> EarlierMarks:
     """Read a log of a bisect of `repo`; `path` is where it came from, for messages."""
     reader = _GitLogReader(repo, path)
     # Not `splitlines`: a subject may hold other characters that end a line for it, and what follows them must stay a comment.
@@ -107,7 +131,7 @@ def parse_git_log(text: str, repo: Path, path: Path) -> Replayed:
     reader.contradictions()
     if not reader.marks:
         raise UserError(f"{path}: marks no commit", "give the output of `git bisect log`, or bisect.log of a bisect directory")
-    return Replayed(path, tuple(reader.marks), tuple(reader.notes))
+    return EarlierMarks(path, tuple(reader.marks), notes=tuple(reader.notes))
 
 
 @dataclass
@@ -243,11 +267,11 @@ class _GitLogReader:
         return UserError(f"{self.path}:{self.count}: {message}", fix)
 
 
-def as_rows(replayed: Replayed, history: History) -> tuple[BisectRun, ...]:
+def as_rows(replayed: EarlierMarks, history: History) -> tuple[BisectRun, ...]:
     if len(history.points[0].pins) > 1:
         message = f"{replayed.path}: a log of git bisect speaks of one repository, and this bisect has several"
         raise UserError(message, "replay a runs.jsonl instead, or name one --repo")
-    first = {(marked.mark, marked.commit): marked for marked in reversed(replayed.marks)}
+    first = {(marked.mark, marked.commit): marked for marked in reversed(replayed.marks or ())}
     return tuple(
         BisectRun(
             number=number,
@@ -263,38 +287,6 @@ def as_rows(replayed: Replayed, history: History) -> tuple[BisectRun, ...]:
     )
 
 
-QUESTION = ("command", "extra", "trial", "check", "metrics", "failure", "any_failure", "nightly", "variables", "edits", "patches")
-"""What of a plan says what is measured, and how it is judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierMarks:
-    """What was read, before it is known which history it belongs to."""
-
-    path: Path
-    log: Replayed | None = None
-    journal: tuple[BisectRun, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def end(self, mark: Mark) -> str | None:
-        if self.log is not None:
-            return next((marked.commit for marked in self.log.marks if marked.mark is mark), None)
-        return next((row.commit for row in self.journal if row.stage == "ends" and row.history == 0 and row.mark is mark), None)
-
-    def rows(self, history: History, plan: BisectPlan) -> tuple[BisectRun, ...]:
-        rows: Sequence[BisectRun] = self.journal if self.log is None else as_rows(self.log, history)
-        beside = self.path.with_name(PLAN)
-        old = read_model(beside, BisectPlan) if self.log is None and beside.is_file() else None
-        if old is None or any(getattr(old, name) != getattr(plan, name) for name in QUESTION):
-            on_line = [row for row in rows if row.history == 0 and row.stage != "conviction"]
-            rows = [replace(row, stage="replay") for row in on_line]
-        strange = next((row for row in rows if row.history == 0 and row.stage != "conviction" and row.point not in history.by_id), None)
-        if strange is not None:
-            message = f"{self.path}: {strange.commit[:12]} is not between the ends"
-            raise UserError(message, "delete its line, or name the ends that the log was made with: --good REV --bad REV")
-        return tuple(replace(row, number=number, directory="") for number, row in enumerate(rows, start=1))
-
-
 def read_marks(path: Path, repo: Path) -> EarlierMarks:
     """Read either format; the first character tells them apart."""
     try:
@@ -305,5 +297,4 @@ def read_marks(path: Path, repo: Path) -> EarlierMarks:
     if text.lstrip().startswith("{"):
         found = bisect_dir.read_runs(path)
         return EarlierMarks(path, journal=found.rows, notes=found.notes)
-    log = parse_git_log(text, repo, path)
-    return EarlierMarks(path, log=log, notes=log.notes)
+    return parse_git_log(text, repo, path)

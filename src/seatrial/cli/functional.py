@@ -177,15 +177,13 @@ def _show_summary(whole: FunctionalRun, directory: Path) -> None:
     from rich.text import Text
 
     from seatrial.core.text import visible
-    from seatrial.functional.run_scripts import counted_scripts, steps_told
+    from seatrial.functional.run_scripts import cells_of, counted_scripts
 
     table = Table(title=f"{whole.verdict}: {counted_scripts(whole)}")
     for column in ("Script", "Verdict", "Steps", "Time", "GPU hours", "Reason"):
         table.add_column(column, overflow="fold")
     for result in whole.results:
-        hours = "-" if result.gpu_hours is None else f"{result.gpu_hours:.3g}"
-        told = (result.name, str(result.verdict), steps_told(result), f"{result.seconds:.1f} s", hours, result.reason)
-        table.add_row(*(Text(visible(cell)) for cell in told))
+        table.add_row(*(Text(visible(cell)) for cell in cells_of(result)))
     Console(width=200, soft_wrap=False).print(table)
     for result in whole.results:
         for note in result.notes:

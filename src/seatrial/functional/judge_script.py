@@ -160,18 +160,8 @@ class ScriptRun:
     """Why it could not be started."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    checks: tuple[CheckResult, ...]
-    doubts: tuple[CheckResult, ...]
-    """A miss of these leaves the script inconclusive."""
-    reached: int | None
-    wrote: bool
-    """Whether a metrics file of this run is there."""
-
-
 def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
-    measured = _measure(planned, ran)
+    measured, reached, wrote = _measure(planned, ran)
     notes: tuple[str, ...] = ()
     diagnosis, boundary = None, Boundary.ENVIRONMENT if ran.ended in ("not started", "interrupted") else None
     if ran.ended == "not started":
@@ -185,7 +175,7 @@ def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
         # The rule of `seatrial judge`: errors that a run got over have a limit, and a known failure counts.
         found = _diagnose(planned, ran) if planned.something_to_check else None
         diagnosis = found if found is not None and found.verdict is not None else None
-        verdict, boundary, reason = _done(planned, ran, measured, diagnosis)
+        verdict, boundary, reason = _done(planned, ran, measured, wrote, diagnosis)
         if verdict is Verdict.PASS and not planned.something_to_check:
             notes = (EXIT_CODE_ONLY,)
     return ScriptResult(
@@ -198,7 +188,7 @@ def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
         ended=ran.ended,
         seconds=round(ran.seconds, 3),
         steps=planned.steps,
-        reached=measured.reached,
+        reached=reached,
         checks=(*measured.checks, *measured.doubts),
         gpus=planned.gpus,
         gpu_hours=None if planned.gpus is None else round(planned.gpus * ran.seconds / 3600, 6),
@@ -207,9 +197,11 @@ def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
     )
 
 
-def _done(planned: PlannedScript, ran: ScriptRun, measured: _Measured, found: Diagnosis | None) -> tuple[Verdict, Boundary | None, str]:
+def _done(
+    planned: PlannedScript, ran: ScriptRun, measured: Findings, wrote: bool, found: Diagnosis | None
+) -> tuple[Verdict, Boundary | None, str]:
     said = _skip_line(planned, ran.log)
-    if said and not measured.wrote:
+    if said and not wrote:
         return Verdict.SKIPPED, None, f"the script skipped itself: {said}"
     missed = [check for check in measured.checks if not check.passed]
     if missed:
@@ -266,10 +258,9 @@ def _skip_line(planned: PlannedScript, log: Path) -> str:
     return one_line(last) if SAYS_SKIP.search(last) and not SAYS_PASSED.search(last) else ""
 
 
-def _measure(planned: PlannedScript, ran: ScriptRun) -> _Measured:
-    """All checks; they are made also of a script that failed, as far as there are metrics, for they may say why."""
-    checks: list[CheckResult] = []
-    doubts: list[CheckResult] = []
+def _measure(planned: PlannedScript, ran: ScriptRun) -> tuple[Findings, int | None, bool]:
+    """All checks, also of a script that failed, since they may say why; the last step; whether a metrics file of this run is there."""
+    found = Findings()
     reached: int | None = None
     wrote = False
     several = len(planned.asserted) > 1
@@ -281,22 +272,22 @@ def _measure(planned: PlannedScript, ran: ScriptRun) -> _Measured:
         target = ran.directory / (f"metrics-{number}" if several else "metrics")
         label = f"{one.metrics.name if one.metrics else one.written}: " if several else ""
         made, steps, written = _of_file(planned, one, target, ran, printed)
-        checks += [replace(check, name=f"{label}{check.name}") for check in made.checks]
-        doubts += [replace(check, name=f"{label}{check.name}") for check in made.doubts]
+        found.checks += [replace(check, name=f"{label}{check.name}") for check in made.checks]
+        found.doubts += [replace(check, name=f"{label}{check.name}") for check in made.doubts]
         wrote = wrote or written
         if steps is not None:
             reached = max(steps, reached or 0)
-    checks += [_miss(one_line(text), UNREAD) for text in planned.unread]
+    found.checks += [_miss(one_line(text), UNREAD) for text in planned.unread]
     if planned.known and planned.known.table:
-        checks.append(_own_table(planned.known.table, ran.log))
+        found.checks.append(_own_table(planned.known.table, ran.log))
     if planned.known and planned.asserted:
-        checks += _fresh_logs(planned.known.logs, ran.started)
+        found.checks += _fresh_logs(planned.known.logs, ran.started)
     if planned.something_to_check:
         try:
-            checks += finite(read_facts(read_log(ran.log)))
+            found.checks += finite(read_facts(read_log(ran.log)))
         except UserError:
             pass  # there is no log
-    return _Measured(tuple(checks), tuple(doubts), reached, wrote)
+    return found, reached, wrote
 
 
 def _of_file(

@@ -38,9 +38,7 @@ def summary_md(whole: FunctionalRun) -> str:
     lines = [f"# {whole.verdict}: {counted_scripts(whole)}", "", f"{whole.id}, {whole.created}, Seatrial {whole.seatrial}", ""]
     lines += ["| script | verdict | steps | time | GPU hours | reason |", "|---|---|---|---|---|---|"]
     for result in whole.results:
-        hours = "-" if result.gpu_hours is None else f"{result.gpu_hours:.3g}"
-        cells = (result.name, str(result.verdict), steps_told(result), f"{result.seconds:.1f} s", hours, result.reason)
-        lines.append(f"| {' | '.join(cell(text) for text in cells)} |")
+        lines.append(f"| {' | '.join(map(cell, cells_of(result)))} |")
     for result in whole.results:
         lines += ["", f"## {prose(result.name)}: {result.verdict}", "", f"{code(str(result.script))}: {prose(result.reason)}"]
         if result.boundary is not None:
@@ -54,10 +52,11 @@ def summary_md(whole: FunctionalRun) -> str:
     return "\n".join(lines) + "\n"
 
 
-def steps_told(result: ScriptResult) -> str:
-    if result.steps is None:
-        return "-"
-    return f"{result.reached if result.reached is not None else 'none'} of {result.steps}"
+def cells_of(result: ScriptResult) -> tuple[str, ...]:
+    """Script, verdict, steps, time, GPU hours and reason."""
+    steps = "-" if result.steps is None else f"{result.reached if result.reached is not None else 'none'} of {result.steps}"
+    hours = "-" if result.gpu_hours is None else f"{result.gpu_hours:.3g}"
+    return result.name, str(result.verdict), steps, f"{result.seconds:.1f} s", hours, result.reason
 
 
 def junit_xml(whole: FunctionalRun) -> str:
