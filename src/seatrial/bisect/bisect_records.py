@@ -143,7 +143,6 @@ class Failure(Record):
     """Of a check: it was missed by what it measured, not for want of a value."""
     boundary: Boundary | None = None
     signature: str | None = None
-    """Id of the known failure."""
     cause: str = ""
     """The first cause, numbers and places taken out (`report.text.generic`); empty when the log shows none."""
     exit_code: int | None = None
@@ -171,7 +170,6 @@ class BisectRun(Record):
     """Which history: 0 for the one that was asked for, 1 and up for those inside a submodule."""
     round: int
     point: str
-    """Id of the point."""
     commit: str
     """Of the point, for people."""
     subject: str = ""
@@ -307,12 +305,10 @@ class BisectPlan(Record):
     on: str | None = None
     """`slurm:PROFILE`, or None for this machine."""
     repeat: int = 1
-    """At most so many runs of one point."""
     confidence: float = 0.99
     retries: int = 2
     """How often a run is tried again that the machine failed, not the commit."""
     minutes: float = 60.0
-    """Deadline of one run."""
     descend: bool = True
     """Whether a first bad commit that moves a submodule is followed into that submodule."""
     notes: tuple[str, ...] = ()

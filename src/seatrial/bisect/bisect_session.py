@@ -65,7 +65,6 @@ class BisectSession:
     redactor: Redactor
     tell: Tell
     rows: list[BisectRun] = field(default_factory=list)
-    """The journal, in order."""
     before: int = 0
     """Rows of earlier sessions: what the machine failed then is tried again now."""
     failures: list[Failure] = field(default_factory=list)

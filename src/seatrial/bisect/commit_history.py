@@ -275,12 +275,10 @@ class CachedHistory(Record):
 
     version: int = VERSION
     key: str = ""
-    """What was asked about."""
     points: tuple[Point, ...] = ()
     moves: tuple[tuple[str, str | None, str], ...] = ()
     """Path, commit before (None: it is new) and commit after."""
     why: str = ""
-    """Why there are no points."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

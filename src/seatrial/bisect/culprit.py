@@ -134,9 +134,7 @@ class _Move:
     """The submodule where it was before. Its name is none that a repository of the plan can have."""
     new: str
     outer: int
-    """Number of the history of `bad`."""
     number: int
-    """Number of the history inside."""
 
     @property
     def path(self) -> str:

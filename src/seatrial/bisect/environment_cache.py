@@ -120,7 +120,6 @@ def _has(git_dir: Path, commit: str, path: str) -> bool:
 _WAY_OF_BUILDING = 2
 """Part of every key: raise it when environments must be built anew because they are built differently."""
 FAILED = ".failed.log"
-"""How the name of a failed build's log ends."""
 _OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -33,7 +33,6 @@ from seatrial.trial.run_dir import now
 from seatrial.trial.trial_request import named_path
 
 BISECTS = Path("bisects")
-"""Where bisects lie unless another directory is named."""
 METRIC_REPEAT = 10
 """Runs of one commit at most, when a metric is measured and nothing else is asked for."""
 CheckTrial = Callable[[Sequence[str], Path], None]

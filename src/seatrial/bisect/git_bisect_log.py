@@ -144,7 +144,6 @@ class _GitLogReader:
     notes: list[str] = field(default_factory=list)
     words: dict[str, Mark] = field(default_factory=lambda: dict(_PAIRS[0]))
     settled: bool = False
-    """Whether the terms can still change."""
     started: bool = False
     above: list[str] = field(default_factory=list)
     """Commits that the comments right above name."""

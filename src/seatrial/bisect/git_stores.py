@@ -167,7 +167,6 @@ class Module:
 
     name: str
     url: str
-    """Empty when there is none."""
     left_out: bool
     """`update = none`: git does not populate it unless it is told to."""
 

@@ -79,7 +79,6 @@ def shown(result: CheckResult) -> str:
 
 
 _MISSED = "the check is missed"
-"""Cause of a run whose metrics were read and do not pass."""
 _SKIP, _MISSING, _SIGNALS = 125, (126, 127), 128
 _KILLED = 128 + signal.SIGKILL
 _CRASHES = tuple(128 + number for number in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV))

@@ -234,7 +234,6 @@ class BuildJob:
     progress: Callable[[str], None]
     redact: LineFilter
     by_command: bool = False
-    """Whether it is the command of --build."""
 
     def run(self, what: str, argv: tuple[str, ...], cwd: Path, env: Mapping[str, str], *, beside: bool = False) -> None:
         """Run one step of it; a BuildFailed when that fails. `beside`: it installs further packages."""

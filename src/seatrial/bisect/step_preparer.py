@@ -111,20 +111,17 @@ class PreparedStep:
     step: BisectStep
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    """The whole environment."""
     trial: bool = False
     stamp: float = 0.0
     """When command.sh was written, on the clock of the file system: before the command began."""
     withheld: tuple[str, ...] = ()
     """What command.sh lacks because it is secret: names of variables, and `the command`."""
     refused: Observation | None = None
-    """Set when it cannot be run."""
     started: str = ""
     """UTC."""
     began: float = 0.0
     """The same in seconds since 1970."""
     environment: str = ""
-    """Key of its environment."""
     built: bool = False
     notes: tuple[str, ...] = ()
     unedited: tuple[str, ...] = ()

@@ -36,8 +36,7 @@ TEXTS = (".log", ".json", ".jsonl", ".yaml", ".txt", ".csv")
 LARGEST = 64 << 20
 STRINGS = re.compile(r'("(?:[^"\\\n]|\\.)*")(?:(\s*:\s*)("(?:[^"\\\n]|\\.)*"))?')
 """The strings of JSON: alone, or as a name with its value."""
-MOST = 2000
-"""Files of one script."""
+MOST_FILES = 2000
 
 
 def fresh(path: Path, started: float) -> bool:
@@ -113,7 +112,7 @@ def copy_outputs(source: Path, target: Path, redactor: Redactor, began: float | 
         if not any(fnmatch.fnmatch(file.name, pattern) for pattern in KEPT) or (began is not None and not fresh(file, began)):
             continue
         try:
-            if file.stat().st_size > LARGEST or count >= MOST:
+            if file.stat().st_size > LARGEST or count >= MOST_FILES:
                 left.append(name)
                 continue
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +138,6 @@ SKIP_LINES = 5
 TRACE = re.compile(r"\++ ")
 """How `set -x` begins its lines: `+ exit 0` is not what the script says."""
 TAGS_SHOWN = 8
-"""Metrics that a message names."""
 UNREAD = "not evaluated: what this asserts cannot be read from the script; write the call out, with the metrics file and the checks"
 EXIT_CODE_ONLY = "judged by its exit code alone (--exit-code-only): no metrics and no steps were looked at"
 
@@ -157,7 +155,6 @@ class ScriptRun:
     exit_code: int | None
     seconds: float
     trouble: str = ""
-    """Why it could not be started."""
 
 
 def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:

@@ -79,7 +79,6 @@ DEADLINE_MINUTES = 60.0
 REPORTS = ("functional.json", "summary.md", "junit.xml", ".gitignore")
 """What stands beside the scripts' directories."""
 SHOWN = 3
-"""Scripts of a directory that a message names."""
 SHELLS = ("sh", "bash", "dash")
 SUFFIXES = (".sh", ".bash")
 WRAP = "give a shell script that calls it"
@@ -132,7 +131,6 @@ class PlannedScript:
     """What may assert more and could not be read."""
     known: Functional | None
     minutes: float
-    """The deadline."""
     stall: float
     gpus: int | None
     step_tags: tuple[str, ...]

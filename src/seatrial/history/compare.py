@@ -30,7 +30,6 @@ class MetricRow:
     before: float | None
     after: float | None
     mark: str
-    """Why one of them is no number, or empty."""
     spread: float | None
     """Of the baselines; None where there are too few."""
 
@@ -150,7 +149,6 @@ class TrendSeries:
     group: BaselineGroup
     changes: tuple[Change, ...]
     cannot_tell: str
-    """Why nothing can be said, or empty."""
 
     def lines(self) -> list[str]:
         head = f"{self.group.title}: {counted(len(self.group.values), 'run')}"

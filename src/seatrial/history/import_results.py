@@ -207,7 +207,6 @@ _FIX = "give the file as the tracker wrote it"
 _GOOD = {"passed", "skipped", "xfailed", "xpassed"}
 """Outcomes of a session that passed; pytest decides by the exit status what an xpass is."""
 _SHOWN = 3
-"""So many tests are named."""
 
 
 def looks_unit(data: Any) -> bool:

@@ -36,7 +36,6 @@ MOST = 0.5
 TIMES = "*/_elapsed"
 """How long each test took."""
 _SHOWN = 3
-"""So many texts are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,6 @@ class StoredRun:
     """One run of one thing."""
 
     id: int | None = None
-    """Its number in the store."""
     project: str
     kind: Kind
     name: str
@@ -61,7 +60,6 @@ class StoredRun:
     """It may serve as a baseline: passed, clean, and on a trusted branch."""
     why_untrusted: str = ""
     source: str = ""
-    """The file or directory it was imported from."""
     digest: str
     """Of what was imported; a store holds it once."""
     poisoned: str = ""
@@ -99,7 +97,6 @@ class RunValue:
     mark: str
     """Empty when every point is finite, otherwise the first mark among them: a finite last point does not hide a NaN before it."""
     count: int
-    """How many points there are."""
 
 
 def point(metric: str, value: Any, step: int | None = None) -> Point:
@@ -149,8 +146,7 @@ CREATE TABLE points (
   PRIMARY KEY (run, metric, place)) WITHOUT ROWID;
 """
 RUN = "runs.id, project, kind, runs.name, commit_id, branch, dirty, time, machine, passed, trusted, why_untrusted, source, digest, poisoned"
-_FIELDS = tuple(field.name for field in fields(StoredRun))
-"""In the order of `RUN`."""
+_FIELDS = tuple(field.name for field in fields(StoredRun))  # in the order of RUN
 STATED = tuple("commit_id" if name == "commit" else name for name in _FIELDS[1:-2])
 INSERT_RUN = f"INSERT INTO runs ({', '.join(STATED)}, digest, poisoned) VALUES ({', '.join('?' * (len(STATED) + 2))})"
 TAKEN: dict[Take, str] = {"last": "last", "mean": "mean", "min": "least", "max": "greatest", "first": "first", "count": "count"}
@@ -286,7 +282,6 @@ def where_clause(*, commit: str | None = None, baseline: bool = False, **equal: 
 
 
 WAIT_S = 30.0
-"""How long a writer waits for another one."""
 
 
 class Store:

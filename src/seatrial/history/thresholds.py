@@ -26,7 +26,6 @@ class Proposal:
 
     count: int
     false_alarms: float
-    """As asked for."""
     lower: float | None
     upper: float | None
     rate: float
@@ -224,7 +223,6 @@ class Band:
     """Robust deviation of the reference."""
     count: int
     why: Literal["sigmas", "relative", "absolute"]
-    """What made it so wide."""
     rate: float
     """At most this share of good values lies outside, if they are normal."""
 
