@@ -19,9 +19,9 @@ from seatrial.bisect import runners
 from seatrial.bisect.bisect_records import VERSION, BisectPlan, BisectRun, Mark, SkipKind
 from seatrial.bisect.environment_cache import BisectEnvironments
 from seatrial.bisect.runners import end_local_leftovers
-from seatrial.bisect.worktrees import BESIDE, delete
+from seatrial.bisect.worktrees import BESIDE
 from seatrial.core.errors import UserError
-from seatrial.core.files import number_to_json, read_model, stored, write_json
+from seatrial.core.files import delete, number_to_json, read_model, stored, write_json
 from seatrial.core.guarded import parse_json_once
 from seatrial.core.journal import append_row, read_journal
 from seatrial.core.records import replace

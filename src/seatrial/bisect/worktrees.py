@@ -10,7 +10,6 @@ import os
 import posixpath
 import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -19,10 +18,9 @@ from pathlib import Path
 
 from seatrial.bisect.bisect_records import Edit, Pin, SkipKind
 from seatrial.bisect.git_stores import GitStore, Stores, TreeError, machine_or_tree
-from seatrial.core.errors import BlockedError, UserError
-from seatrial.core.files import is_lfs_pointer
+from seatrial.core.errors import UserError
+from seatrial.core.files import delete, is_lfs_pointer
 from seatrial.core.guarded import real_path
-from seatrial.core.verdict import Boundary
 from seatrial.evidence.git import commit_of, fields, git, is_ancestor, line, pointers, text
 from seatrial.evidence.repos import gitlinks
 
@@ -148,31 +146,6 @@ def _refuse_pointers(store: GitStore, place: Path, commit: str) -> None:
         message = f"{len(lost)} files of Git LFS are pointers in a tree of {store.name} at {commit[:12]}, such as {lost[0]}"
         fix = "; ".join(f"git -C {shlex.quote(str(source))} lfs fetch origin {commit}" for source in store.sources[:1]) or "git lfs fetch"
         raise TreeError(SkipKind.TREE, message, f"{fix}, and let Git LFS smudge (git lfs install)")
-
-
-def delete(path: Path) -> None:
-    """Remove a file or a directory, also one with read-only directories in it; a BlockedError when the machine refuses."""
-    try:
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.exists():
-            _delete_directory(path)
-    except OSError as error:
-        message = f"{path}: cannot remove: {error.strerror or error} ({error.filename})"
-        raise BlockedError(Boundary.ENVIRONMENT, message, f"remove it yourself: rm -rf {shlex.quote(str(path))}") from error
-
-
-def _delete_directory(path: Path) -> None:
-    try:
-        shutil.rmtree(path)
-    except PermissionError:
-        # Directories that a build made read-only.
-        path.chmod(0o700)
-        for parent, names, _ in os.walk(path):
-            for name in names:
-                if not (directory := Path(parent, name)).is_symlink():
-                    directory.chmod(0o700)
-        shutil.rmtree(path)
 
 
 SED_S = 60.0

@@ -218,7 +218,7 @@ def clean(
     if not found:
         typer.echo(f"there are no bisects below {BISECTS.absolute()}; name directories that were made with --out")
     for directory in found:
-        gone = bisect_dir.clean_bisect(_absolute(directory), lambda text: typer.echo(f"seatrial: {text}", err=True))
+        gone = bisect_dir.clean_bisect(_absolute(directory), _tell)
         typer.echo(f"{directory}: {f'removed {len(gone)} trees and stores' if gone else 'nothing was left'}")
     if environments:
         typer.echo(f"removed {len(BisectEnvironments().remove())} environments")
@@ -232,7 +232,7 @@ def _begin(context: typer.Context, **own: Any) -> NoReturn:
     asked = BisectRequest(**{field.name: given[field.name] for field in fields(BisectRequest) if field.name in given})
     planned = plan_bisect(asked, given["replay"], check_trial)
     for note in planned.notes:
-        typer.echo(f"seatrial: {note}", err=True)
+        _tell(note)
     if given["dry_run"]:
         _show(planned)
         raise typer.Exit
@@ -300,7 +300,7 @@ def _run(path: Path, json: bool) -> NoReturn:
     profile = profile_named(load_config(None, None), plan.on) if plan.on else None
     typer.echo(f"seatrial: {path}", err=True)
     try:
-        found = run_bisect(path, _redactor(), lambda text: typer.echo(f"seatrial: {text}", err=True), profile)
+        found = run_bisect(path, _redactor(), _tell, profile)
     except KeyboardInterrupt:
         typer.echo(f"seatrial: interrupted; go on with: {bisect_dir.resume_command(path)}", err=True)
         raise
@@ -308,6 +308,10 @@ def _run(path: Path, json: bool) -> NoReturn:
         typer.echo(f"seatrial: what ran is kept, with its logs, in {path}", err=True)
         raise
     _close(path, found, json)
+
+
+def _tell(text: str) -> None:
+    typer.echo(f"seatrial: {text}", err=True)
 
 
 def _close(path: Path, found: BisectAnswer, json: bool) -> NoReturn:

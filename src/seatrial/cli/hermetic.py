@@ -97,26 +97,26 @@ def hermetic(
         raise UserError("no command is given", "put it after --: seatrial hermetic -- pytest tests/unit")
     cwd = Path.cwd()
     options = Options(image=image, engine=engine, env=env, mounts=mount, packages=packages, keep=keep)
-    place = make_place(options, (cwd,), _tell)
+    place = make_place(options, (cwd,), tell)
     for line in place.shown(without_secrets()(command), cwd):
-        _tell(line)
+        tell(line)
     if show:
         return
     kept = [pid_file(log.absolute())] if log else []
-    end_earlier([*kept, *Path(tempfile.gettempdir()).glob(f"{SCRATCH}*/run.log.pids")], _tell)
+    end_earlier([*kept, *Path(tempfile.gettempdir()).glob(f"{SCRATCH}*/run.log.pids")], tell)
     with Interruptible() as stop, tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch, place:
         outcome = run_in(place, command, cwd, log.absolute() if log else Path(scratch) / "run.log", deadline, typer.echo)
     for note in place.notes:
-        _tell(note)
+        tell(note)
     stop.check()
     if outcome.ended == "deadline":
-        _tell(f"the command did not end within {deadline:g} minutes, and was ended")
+        tell(f"the command did not end within {deadline:g} minutes, and was ended")
         raise typer.Exit(ExitCode.FAIL)
     if outcome.exit_code is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    _tell(f"the command itself exited with {outcome.exit_code}")
+    tell(f"the command itself exited with {outcome.exit_code}")
     raise typer.Exit(outcome.exit_code)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
     typer.echo(f"seatrial: {text}", err=True)
