@@ -32,6 +32,8 @@ from seatrial.history.auto_import import OFF, VARIABLE
 from seatrial.runtime.environments import delete
 from seatrial.runtime.process import LineFilter, Outcome, ProcessSpec, end_leftovers, run_stoppable
 
+GRACE_S = 10.0
+
 
 class ExecutionPlace:
     """The caller's own environment; other places differ from it."""
@@ -96,9 +98,6 @@ class ExecutionPlace:
 
     def remove(self) -> None:
         """Remove what was made."""
-
-
-GRACE_S = 10.0
 
 
 def run_in(place: ExecutionPlace, argv: tuple[str, ...], cwd: Path, log: Path, minutes: float, line: Callable[[str], None]) -> Outcome:
