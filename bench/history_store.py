@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from seatrial.history.importing import Stated, add
-from seatrial.history.run_records import Kind, Point, StoredRun
+from seatrial.history.store import Kind, Point, StoredRun
 from seatrial.history.store import Store
 
 SHAPES = {"100 runs x 100 metrics x 100 steps": (100, 100, 100), "10,000 runs x 100 metrics x 1": (10_000, 100, 1)}

@@ -473,7 +473,7 @@ class Fuzzer:
         from seatrial.bisect import bisect_dir
 
         row = f'{{"number": {number(rng)}, "commit": "0123", "mark": "bad", "value": {number(rng)}, "{text(rng)}": {some_json(rng, 2)}}}\n'
-        bisect_dir.read_journal(self._file("runs.jsonl", self._either(rng, row * 2, [row.encode("utf-8", "surrogatepass")])))
+        bisect_dir.read_runs(self._file("runs.jsonl", self._either(rng, row * 2, [row.encode("utf-8", "surrogatepass")])))
 
     def junit(self, rng: random.Random) -> None:
         """junit.xml of a pre-test."""

@@ -17,7 +17,7 @@ import seatrial
 from pytest_seatrial import gpus, guarded_text, results_collector
 from pytest_seatrial.results_collector import read_origin
 from seatrial.core import guarded
-from seatrial.functional import container
+from seatrial.functional import hermetic
 from seatrial.history import import_results
 from seatrial.history.auto_import import OFF, VARIABLE
 
@@ -71,7 +71,7 @@ def test_both_name_a_machine_alike(tmp_path: Path) -> None:
         assert gpus.gpu_counts(names) == import_results.gpu_counts(names)
     for name in ("nvidiactl", "nvidia0"):
         (tmp_path / name).touch()
-        assert gpus.devices_here(tmp_path) is container.devices_here(tmp_path) is (name == "nvidia0")
+        assert gpus.devices_here(tmp_path) is hermetic.devices_here(tmp_path) is (name == "nvidia0")
 
 
 def test_both_take_history_to_be_off_at_the_same_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from cli.mentions import problems
 from seatrial import loops
-from seatrial.cli.bisect_options import check_trial
+from seatrial.cli.bisect import check_trial
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
 from seatrial.triage.advice import ADVICE, PROOFS, Situation, advise, proving_level

@@ -34,7 +34,7 @@ class Bisected:
     @property
     def rows(self) -> tuple[BisectRun, ...]:
         """The journal."""
-        return bisect_dir.read_journal(self.directory / "runs.jsonl").rows
+        return bisect_dir.read_runs(self.directory / "runs.jsonl").rows
 
     @property
     def marks(self) -> dict[int, str]:

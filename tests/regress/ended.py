@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.bisect.bisect_records import BisectPlan, EnvironmentPlan, Failure, Mark, Repo
-from seatrial.bisect.bisect_step import RunFacts
-from seatrial.bisect.judge_run import Observation, observe
+from seatrial.bisect.judge_run import observe
+from seatrial.bisect.step_preparer import Observation, RunFacts
 from seatrial.runtime.process import Ended
 
 DATA = Path(__file__).parents[1] / "data" / "bisect"

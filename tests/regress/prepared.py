@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.bisect.bisect_records import BisectPlan, EnvironmentPlan, Pin, Point, Repo
-from seatrial.bisect.bisect_step import BisectStep, PreparedStep, write_step
 from seatrial.bisect.environment_cache import ReadyEnvironment
+from seatrial.bisect.step_preparer import BisectStep, PreparedStep, write_step
 
 GOOD, BAD = "a" * 40, "b" * 40
 

@@ -75,7 +75,7 @@ class Bisect:
 
     @property
     def rows(self) -> tuple[BisectRun, ...]:
-        return bisect_dir.read_journal(self.path / "runs.jsonl").rows
+        return bisect_dir.read_runs(self.path / "runs.jsonl").rows
 
     @property
     def headline(self) -> str:

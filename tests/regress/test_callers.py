@@ -11,7 +11,8 @@ import pytest
 
 from launch.wheels import make_wheel, only_local
 from seatrial.bisect.bisect_records import EnvironmentPlan
-from seatrial.bisect.environment_cache import BisectEnvironments, BuildFailed, ReadyEnvironment
+from seatrial.bisect.environment_cache import BisectEnvironments, ReadyEnvironment
+from seatrial.bisect.lockfile import BuildFailed
 
 from .untouched import untouched
 

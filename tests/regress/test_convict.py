@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from seatrial.bisect.bisect_records import BisectAnswer, BisectPlan, BisectRun, History, Mark, Pin, Point, Repo, SkipKind, Suspect
-from seatrial.bisect.bisect_session import BisectSession, MissingRun, Runner, RunRequest
+from seatrial.bisect.bisect_session import BisectSession, MissingRun, Runner
 from seatrial.bisect.culprit import check_other_repositories, try_state
-from seatrial.bisect.step_preparer import StepPreparer
+from seatrial.bisect.step_preparer import BisectStep, StepPreparer
 from seatrial.evidence.redact import Redactor
 
 from .prepared import plan_of
@@ -35,11 +35,13 @@ class Staged(BisectSession):
     world: World = field(default=lambda _: GOOD)
     ran: list[str] = field(default_factory=list)
 
-    def execute(self, wanted: Sequence[RunRequest], useless: Callable[[Sequence[RunRequest]], set[int]] | None = None) -> list[BisectRun]:
+    def execute(self, wanted: Sequence[BisectStep], useless: Callable[[Sequence[BisectStep]], set[int]] | None = None) -> list[BisectRun]:
         if self.frozen:
             raise MissingRun
         self.ran += [named(one.point.pins) for one in wanted]
-        return [self.note(one, self.world(named(one.point.pins)), "") for one in wanted]
+        marks = [(one, self.world(named(one.point.pins))) for one in wanted]
+        about = {"number": 1, "stage": "conviction", "round": 0, "point": "p", "commit": "c"}
+        return [self.note(one, BisectRun.model_validate(about | {"mark": mark}), "") for one, mark in marks]
 
 
 def plan(**more: int) -> BisectPlan:

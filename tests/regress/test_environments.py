@@ -14,7 +14,8 @@ import pytest
 
 from launch.wheels import make_wheel, only_local
 from seatrial.bisect.bisect_records import EnvironmentPlan
-from seatrial.bisect.environment_cache import BisectEnvironments, BuildFailed, Complete, ReadyEnvironment, contents
+from seatrial.bisect.environment_cache import BisectEnvironments, Complete, ReadyEnvironment, contents
+from seatrial.bisect.lockfile import BuildFailed
 from seatrial.core import files
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.runtime.filelock import exclusive

@@ -35,22 +35,22 @@ def edited(path: Path, line: int, **change: Any) -> BisectRun:
     assert path.read_bytes().isascii()
     lines[line - 1] = json.dumps(json.loads(lines[line - 1]) | change)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return bisect_dir.read_journal(path).rows[line - 1]
+    return bisect_dir.read_runs(path).rows[line - 1]
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
-    found = bisect_dir.read_journal(written(tmp_path / "deep" / "runs.jsonl"))
+    found = bisect_dir.read_runs(written(tmp_path / "deep" / "runs.jsonl"))
     assert found == bisect_dir.RunJournal(ROWS)
 
 
 def test_a_journal_that_is_not_there_has_no_rows(tmp_path: Path) -> None:
-    assert bisect_dir.read_journal(tmp_path / "runs.jsonl") == bisect_dir.RunJournal()
+    assert bisect_dir.read_runs(tmp_path / "runs.jsonl") == bisect_dir.RunJournal()
 
 
 @pytest.mark.parametrize(("value", "stored"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")])
 def test_what_is_not_finite_is_marked(tmp_path: Path, value: float, stored: str) -> None:
     path = written(tmp_path / "runs.jsonl", (run(PAST, 1, 0, Mark.BAD, value=value),))
-    assert bisect_dir.read_journal(path).rows[0].value == stored
+    assert bisect_dir.read_runs(path).rows[0].value == stored
 
 
 def test_a_kill_at_any_byte_costs_at_most_the_row_that_was_written(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_kill_at_any_byte_costs_at_most_the_row_that_was_written(tmp_path: Pat
     before = len(b"".join(whole.splitlines(keepends=True)[:2]))
     for cut in [*range(before + 1, len(whole) - 3, 23), *range(len(whole) - 3, len(whole) + 1)]:
         path.write_bytes(whole[:cut])
-        found = bisect_dir.read_journal(path)
+        found = bisect_dir.read_runs(path)
         complete = cut >= len(whole) - 1
         assert found.rows == (ROWS if complete else ROWS[:2])
         assert bool(found.notes) is not complete
@@ -69,9 +69,9 @@ def test_a_kill_at_any_byte_costs_at_most_the_row_that_was_written(tmp_path: Pat
 def test_the_next_row_takes_the_place_of_a_torn_one(tmp_path: Path, cut: int) -> None:
     path = written(tmp_path / "runs.jsonl")
     path.write_bytes(path.read_bytes()[:-cut])
-    kept = bisect_dir.read_journal(path).rows
+    kept = bisect_dir.read_runs(path).rows
     bisect_dir.append_run(path, run(PAST, 9, 2, Mark.GOOD))
-    found = bisect_dir.read_journal(path)
+    found = bisect_dir.read_runs(path)
     assert found.rows == (*kept, run(PAST, 9, 2, Mark.GOOD))
     assert found.notes == ()
 
@@ -80,7 +80,7 @@ def test_zeros_that_a_crash_left_are_a_torn_row(tmp_path: Path) -> None:
     path = written(tmp_path / "runs.jsonl")
     with path.open("ab") as stream:
         stream.write(b"\0" * 64)
-    found = bisect_dir.read_journal(path)
+    found = bisect_dir.read_runs(path)
     assert found.rows == ROWS
     assert "line 4 was cut off" in found.notes[0]
 
@@ -101,7 +101,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: bytes, words: str) -> N
     with path.open("ab") as stream:
         stream.write(line + b"\n")
     with pytest.raises(UserError) as raised:
-        bisect_dir.read_journal(path)
+        bisect_dir.read_runs(path)
     assert words in raised.value.message
     assert "line 2" in raised.value.fix
 
@@ -124,7 +124,7 @@ def test_a_deleted_row_is_gone(tmp_path: Path) -> None:
     path = written(tmp_path / "runs.jsonl")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text(lines[0] + "\n" + lines[2], encoding="utf-8")
-    assert bisect_dir.read_journal(path).rows == (ROWS[0], ROWS[2])
+    assert bisect_dir.read_runs(path).rows == (ROWS[0], ROWS[2])
 
 
 def test_bad_changed_to_skip_is_a_skip_by_hand(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_rows_that_contradict_nothing_are_left_alone(tmp_path: Path) -> None:
         run(PAST, 2, 1, Mark.SKIP, skip=SkipKind.OTHER_FAILURE, failure=failed),
         run(PAST, 3, 2, Mark.BAD, failure=None),  # from a log of git
     )
-    assert bisect_dir.read_journal(written(tmp_path / "runs.jsonl", rows)).rows == rows
+    assert bisect_dir.read_runs(written(tmp_path / "runs.jsonl", rows)).rows == rows
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -163,4 +163,4 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         bisect_dir.append_run(tmp_path / "file" / "runs.jsonl", ROWS[0])
     with pytest.raises(UserError, match="cannot read"):
-        bisect_dir.read_journal(tmp_path)
+        bisect_dir.read_runs(tmp_path)

@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from launch.wheels import make_wheel
-from seatrial.bisect.bisect_dir import read_journal
+from seatrial.bisect.bisect_dir import read_runs
 from seatrial.bisect.bisect_records import BisectAnswer
 from seatrial.bisect.bisect_report import BisectReport
 from seatrial.core.files import read_model
@@ -172,12 +172,12 @@ def survive(place: Place, rows_first: int, delay: float, expected: BisectAnswer,
     """Kill one, resume it, clean it: what was wrong, or nothing; and how many rows it had when it was killed."""
     one = killed(place, rows_first, delay)
     said = f"{one.root.name}, {one.jobs} jobs, killed {delay:.2f} s after {rows_first} rows: "
-    before = read_journal(one.out / "runs.jsonl").rows
+    before = read_runs(one.out / "runs.jsonl").rows
     ended = one.ended()
     problems = cleaned(one) if clean_first else []
     if one.finish("resume", str(one.out)) != 0:
         return said + (one.root / "said").read_text(), len(before)
-    rows = read_journal(one.out / "runs.jsonl").rows
+    rows = read_runs(one.out / "runs.jsonl").rows
     if one.answer() != expected:
         problems.append(f"another answer: {one.answer()}")
     if rows[: len(before)] != before:

@@ -17,8 +17,8 @@ import pytest
 
 from seatrial.bisect import runners
 from seatrial.bisect.bisect_records import BisectPlan
-from seatrial.bisect.bisect_step import PreparedStep, RunFacts
 from seatrial.bisect.runners import LocalRunner, end_local_leftovers
+from seatrial.bisect.step_preparer import PreparedStep, RunFacts
 from seatrial.core.errors import BlockedError
 from seatrial.evidence.redact import Redactor
 from seatrial.runtime.interrupt import Interrupted, Interruptible
@@ -117,14 +117,14 @@ def test_a_run_that_is_begun_while_an_interrupt_comes_is_ended_at_once(tmp_path:
     class Cut(ThreadPoolExecutor):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             super().submit(fn, *args, **kwargs)
-            while not prepared.log.exists() or "began" not in prepared.log.read_text():
+            while not prepared.step.log.exists() or "began" not in prepared.step.log.read_text():
                 time.sleep(0.01)
             raise Interrupted(signal.SIGINT)
 
     monkeypatch.setattr(runners, "ThreadPoolExecutor", Cut)
     with pytest.raises(Interrupted):
         list(runner(plan_of(*FOREVER, minutes=0.1)).run([prepared], nothing))
-    assert "Seatrial was interrupted: ending the run" in prepared.log.read_text()
+    assert "Seatrial was interrupted: ending the run" in prepared.step.log.read_text()
     assert not alive(tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_an_iterator_that_is_left_ends_what_runs(tmp_path: Path) -> None:
 @slow
 def test_a_log_that_cannot_be_written_is_an_error_and_ends_the_others(tmp_path: Path) -> None:
     steps = several([plan_of(*FOREVER), plan_of("true")], tmp_path)
-    steps[1].log.mkdir()
+    steps[1].step.log.mkdir()
     with pytest.raises(BlockedError):
         list(runner(plan_of("true", jobs=2)).run(steps, nothing))
     assert not alive(tmp_path)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from seatrial.bisect.bisect_records import EnvironmentPlan
-from seatrial.bisect.environment_cache import BisectEnvironments, BuildFailed, detect_environment
-from seatrial.bisect.lockfile import MACHINE, by_machine, read_wanted
+from seatrial.bisect.environment_cache import BisectEnvironments, detect_environment
+from seatrial.bisect.lockfile import MACHINE, BuildFailed, by_machine, read_wanted
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.triage.signatures import GENERAL, load_signatures
 

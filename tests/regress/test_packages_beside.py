@@ -10,7 +10,7 @@ import pytest
 
 from launch.wheels import make_wheel
 from seatrial.bisect.bisect_records import EnvironmentPlan
-from seatrial.bisect.environment_cache import BuildFailed
+from seatrial.bisect.lockfile import BuildFailed
 
 from .test_environments import PIP, SHOW, House, house, output
 

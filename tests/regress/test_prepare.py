@@ -9,12 +9,11 @@ import pytest
 
 from seatrial.bisect.bisect_records import BisectPlan, EnvironmentPlan, Mark, Patch, Repo, SkipKind
 from seatrial.bisect.bisect_runner import read_histories
-from seatrial.bisect.bisect_step import BisectStep
 from seatrial.bisect.environment_cache import BisectEnvironments
+from seatrial.bisect.find_commit import BisectRequest, check_distinct, plan_bisect
 from seatrial.bisect.git_stores import Stores
 from seatrial.bisect.posterior import known_by_contents
-from seatrial.bisect.step_preparer import StepPreparer
-from seatrial.cli.bisect_options import Flags, check_distinct, make_plan
+from seatrial.bisect.step_preparer import BisectStep, StepPreparer
 from seatrial.core.errors import UserError
 
 from .bisects import runs
@@ -30,47 +29,46 @@ def plan_of(path: Path, ids: list[str], *command: str, build: tuple[str, ...] = 
     return BisectPlan(created="", repos=(repo,), command=command, environment=environment, patches=patches)
 
 
-def kitchen_of(root: Path, plan: BisectPlan, named: tuple[str, ...] = ()) -> tuple[StepPreparer, BisectStep]:
+def preparer_of(root: Path, plan: BisectPlan, named: tuple[str, ...] = ()) -> tuple[StepPreparer, BisectStep]:
     """And its step for the bad end."""
-    kitchen = StepPreparer(
+    preparer = StepPreparer(
         plan, Stores(root / "stores", plan.repos, quiet), BisectEnvironments(root / "cache"), root / "patches", quiet, named
     )
     point = read_histories(plan).points[-1]
-    return kitchen, BisectStep(number=1, point=point, stage="search", round=1, directory=root / "steps" / "0001")
+    return preparer, BisectStep(number=1, point=point, stage="search", round=1, directory=root / "steps" / "0001")
 
 
 @pytest.mark.slow
 def test_a_job_that_outlived_its_seatrial_is_found_as_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = build(tmp_path / "loop", SAME_AGAIN)
-    kitchen, step = kitchen_of(tmp_path, plan_of(tmp_path / "loop", ids, "true", build=("touch", "built")))
-    first = kitchen.serve(step)
-    assert first.prepared is not None
-    facts = first.prepared.facts(0, "exited")
+    preparer, step = preparer_of(tmp_path, plan_of(tmp_path / "loop", ids, "true", build=("touch", "built")))
+    first = preparer.prepare(step)
+    assert first.refused is None
+    facts = first.facts(0, "exited")
     os.utime(step.command_file, (1, 1))  # whatever happens to it
     before = look(step.directory)
     monkeypatch.setenv("PATH", f"/elsewhere{os.pathsep}{os.environ['PATH']}")
-    again = kitchen.again(step)
+    again = preparer.again(step)
     assert look(step.directory) == before
-    assert again.prepared is not None
-    assert again.prepared.facts(0, "exited") == facts
-    assert again.prepared.env["PATH"] == first.prepared.env["PATH"]
+    assert again.refused is None
+    assert again.facts(0, "exited") == facts
+    assert again.env["PATH"] == first.env["PATH"]
     assert (again.started, again.began, again.environment) == (first.started, first.began, first.environment)
     assert again.notes[-1] == "its job outlived the Seatrial that began it"
 
 
 def test_a_job_of_which_nothing_is_known_is_run_anew(tmp_path: Path) -> None:
     ids = build(tmp_path / "loop", SAME_AGAIN)
-    kitchen, step = kitchen_of(tmp_path, plan_of(tmp_path / "loop", ids, "true"))
-    lost = kitchen.again(step)
-    assert lost.prepared is None
+    preparer, step = preparer_of(tmp_path, plan_of(tmp_path / "loop", ids, "true"))
+    lost = preparer.again(step)
     assert lost.refused is not None
     assert (lost.refused.skip, lost.refused.transient) == (SkipKind.ENVIRONMENT, True)
 
 
 def test_a_word_that_is_no_file_can_be_hidden(tmp_path: Path) -> None:
     ids = build(tmp_path / "loop", SAME_AGAIN)
-    kitchen, step = kitchen_of(tmp_path, plan_of(tmp_path / "loop", ids, "test", "!", "-e", "bad"), ("bad",))
-    refused = kitchen.serve(step).refused
+    preparer, step = preparer_of(tmp_path, plan_of(tmp_path / "loop", ids, "test", "!", "-e", "bad"), ("bad",))
+    refused = preparer.prepare(step).refused
     assert refused is not None
     assert refused.skip is SkipKind.ABSENT
     assert refused.reason.startswith("bad does not exist at this commit; ")
@@ -96,10 +94,10 @@ def test_two_patches_of_one_name_stay_two(tmp_path: Path) -> None:
     for file in files:
         file.parent.mkdir()
         file.write_text(file.parent.name, encoding="utf-8")
-    asked = Flags(words=("true",), good=["main~3"], bad=None, repos=[str(tmp_path / "loop")], patches=[*map(str, files)])
-    plan, stored = make_plan(asked)
-    assert [patch.source for patch in plan.patches] == ["01-fix.patch", "02-fix.patch"]
-    assert stored == dict(zip(("01-fix.patch", "02-fix.patch"), files, strict=True))
+    asked = BisectRequest(words=("true",), good=["main~3"], repo=[str(tmp_path / "loop")], patch=[*map(str, files)])
+    planned = plan_bisect(asked)
+    assert [patch.source for patch in planned.plan.patches] == ["01-fix.patch", "02-fix.patch"]
+    assert planned.files == dict(zip(("01-fix.patch", "02-fix.patch"), files, strict=True))
 
 
 def test_two_repositories_at_one_place_are_refused() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from seatrial.bisect.bisect_records import Edit, EnvironmentPlan, Failure, Mark, Standing
 from seatrial.bisect.bisect_report import bisect_summary, page
-from seatrial.bisect.posterior import SearchSettings, Threshold, answer, assess
+from seatrial.bisect.noise_models import Threshold
+from seatrial.bisect.posterior import SearchSettings, answer, assess
 from seatrial.bisect.search_loop import progress
 from seatrial.bisect.worktrees import unchanged
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.bisect.bisect_step import begun, step_command, step_variables, write_step
+from seatrial.bisect.step_preparer import begun, step_command, step_variables, write_step
 from seatrial.core.errors import UserError
 
 from .prepared import plan_of, prepared_of, ready_of, step_of
@@ -86,7 +86,7 @@ def test_command_sh_runs_as_it_stands(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", str(prepared.step.command_file)], env=base, cwd="/", capture_output=True, text=True, timeout=30, check=True
     )
-    assert done.stdout == f"{prepared.cwd} ['a b', '$(id)', '*'] {odd} None {prepared.step.point.commit}\n"
+    assert done.stdout == f"{prepared.step.tree} ['a b', '$(id)', '*'] {odd} None {prepared.step.point.commit}\n"
     assert prepared.step.output.is_dir()
     assert prepared.step.checkpoints.is_dir()
 

@@ -13,8 +13,8 @@ import pytest
 
 from regress.prepared import plan_of, prepared_of
 from seatrial.bisect.bisect_records import BisectPlan
-from seatrial.bisect.bisect_step import PreparedStep
 from seatrial.bisect.runners import CLIENT, JOB, JOBS, SlurmRunner, cancel_slurm_jobs, facts_of, job_of
+from seatrial.bisect.step_preparer import PreparedStep
 from seatrial.core.errors import UserError
 from seatrial.core.jobs import Ending, Profile, Result, UnitState, UnitStatus
 from seatrial.runtime.interrupt import Interrupted, Interruptible

@@ -59,7 +59,7 @@ class Desk:
 
     @property
     def rows(self) -> tuple[BisectRun, ...]:
-        return bisect_dir.read_journal(self.out / "runs.jsonl").rows
+        return bisect_dir.read_runs(self.out / "runs.jsonl").rows
 
     def jobs(self) -> dict[str, str]:
         """Slurm's ids by the name of the step."""

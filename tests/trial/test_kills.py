@@ -90,7 +90,7 @@ def run_here(spec: ProcessSpec, _: object) -> Outcome:
 
 @pytest.fixture
 def cuts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr("seatrial.trial.level.run", run_here)
+    monkeypatch.setattr("seatrial.trial.level.run_stoppable", run_here)
     return bench
 
 
@@ -155,7 +155,7 @@ def test_any_write_of_a_trial_whose_pass_is_revoked_may_be_the_last(cuts: Bench,
 
 def test_a_revoked_pass_that_only_the_level_knows_of_is_revoked(bench: Bench, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seatrial was killed between the two records of a level: neither a Pass nor a refusal."""
-    monkeypatch.setattr("seatrial.trial.level.run", run_here)
+    monkeypatch.setattr("seatrial.trial.level.run_stoppable", run_here)
     (repo / "pkg" / "smoke.py").write_text("a = 2\n")
     bench.changes, bench.words = (repo,), {0: "unloaded"}
     monkeypatch.setattr("seatrial.trial.runner.TrialRunner._finish", lambda *_, **__: (_ for _ in ()).throw(KilledError))

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Callable
@@ -20,10 +19,11 @@ from seatrial.bisect import runners
 from seatrial.bisect.bisect_records import VERSION, BisectPlan, BisectRun, Mark, SkipKind
 from seatrial.bisect.environment_cache import BisectEnvironments
 from seatrial.bisect.runners import end_local_leftovers
-from seatrial.bisect.worktrees import BESIDE, delete
+from seatrial.bisect.worktrees import BESIDE
 from seatrial.core.errors import UserError
-from seatrial.core.files import number_to_json, read_model, stored, sync_directory, write_error, write_json
-from seatrial.core.guarded import BadValue, parse_json, parse_json_once, read_file
+from seatrial.core.files import delete, number_to_json, read_model, stored, write_json
+from seatrial.core.guarded import parse_json_once
+from seatrial.core.journal import append_row, read_journal
 from seatrial.core.records import replace
 from seatrial.core.text import number
 from seatrial.trial.run_dir import locked, make, new_path
@@ -52,7 +52,6 @@ def resume_command(path: Path) -> str:
 
 
 def load_plan(path: Path) -> BisectPlan:
-    """The plan of a bisect directory."""
     if not (path / PLAN).is_file():
         raise UserError(f"{path}: no {PLAN} there, so it is not the directory of a bisect", "name a directory that `seatrial bisect` made")
     plan = read_model(path / PLAN, BisectPlan)
@@ -81,75 +80,31 @@ def clean_bisect(path: Path, tell: Callable[[str], None]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RunJournal:
-    """What was read."""
-
     rows: tuple[BisectRun, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def append_run(path: Path, row: BisectRun) -> None:
-    """Add a row; when this returns it is on the disk."""
     value = number_to_json(row.value) if isinstance(row.value, float) else row.value
-    data = replace(row, value=value).model_dump(mode="json")
-    line = json.dumps(data, allow_nan=False).encode("ascii") + b"\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        with path.open("a+b") as stream:
-            _end_last_line(stream.fileno(), path.read_bytes())
-            stream.write(line)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if new:
-            sync_directory(path.parent)
-    except OSError as error:
-        raise write_error(path, error) from error
+    append_row(path, replace(row, value=value).model_dump(mode="json"))
 
 
-def read_journal(path: Path) -> RunJournal:
+def read_runs(path: Path) -> RunJournal:
     """The rows; a journal that does not exist has none."""
-    try:
-        data = read_file(path)
-    except FileNotFoundError:
-        return RunJournal()
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error
-    lines = data.split(b"\n")
-    last, notes = lines.pop(), []
-    if last and _is_whole(last):
-        lines.append(last)
-    elif last:
-        notes.append(f"{path.name}: line {len(lines) + 1} was cut off by a kill; its run is done again")
     rows: list[BisectRun] = []
-    for count, line in enumerate(lines, start=1):
-        if line.strip():
-            rows.append(_row(path, count, line, rows[-1].number if rows else 0))
+    notes: list[str] = []
+    for line in read_journal(path) if os.path.lexists(path) else ():
+        if line.torn:
+            notes.append(f"{path.name}: line {line.number} was cut off by a kill; its run is done again")
+        elif line.text.strip():
+            rows.append(_row(path, line.number, line.text, rows[-1].number if rows else 0))
     return RunJournal(tuple(map(_settled, rows)), tuple(notes))
 
 
-def _end_last_line(handle: int, data: bytes) -> None:
-    """Make the file end at the end of a line: a whole row gets its newline, half a row goes."""
-    last = data.rpartition(b"\n")[2]
-    if not last:
-        return
-    if _is_whole(last):
-        os.write(handle, b"\n")
-    else:
-        os.truncate(handle, len(data) - len(last))
-
-
-def _is_whole(line: bytes) -> bool:
-    """Whether an object is complete: no beginning of one is an object itself."""
-    try:
-        return isinstance(parse_json(line), dict)
-    except BadValue:
-        return False
-
-
-def _row(path: Path, count: int, line: bytes, before: int) -> BisectRun:
+def _row(path: Path, count: int, line: str, before: int) -> BisectRun:
     where = f"{path}:{count}"
     try:
-        data = parse_json_once(line.decode("utf-8"), finite=True)
+        data = parse_json_once(line, finite=True)
     except ValueError as error:
         fix = f"undo the edit of line {count}, or delete the line: its run is then done again"
         raise UserError(f"{where}: not a row: {error}", fix) from error

@@ -42,29 +42,33 @@ class SkipKind(StrEnum):
     """Why a point could not be judged."""
 
     COMMAND = "command"
-    """The command exited with 125."""
     TREE = "tree"
-    """The snapshot cannot be made: a submodule's commit is lost, a patch does not apply."""
     MISSING = "missing"
-    """A file that the command names does not exist at this commit."""
     ABSENT = "absent"
-    """The same, found before anything ran."""
     UNEDITED = "unedited"
-    """A file that --edit changes does not exist at this commit."""
     BUILD = "build"
-    """The environment could not be built."""
     BUILD_COMMAND = "build-command"
-    """The command of --build failed."""
     ENVIRONMENT = "environment"
-    """The machine, the network or the cluster failed, by a known signature, also when it was tried again."""
     OTHER_FAILURE = "other-failure"
-    """It fails in another way than the bad end."""
     METRIC = "metric"
-    """The metric is missing or not finite, and at the bad end it is not."""
     TRIAL = "trial"
-    """The trial was Blocked or Skipped."""
     HAND = "hand"
-    """A person said so, in a log that was replayed."""
+
+
+SKIP_REASONS = {
+    SkipKind.COMMAND: "the command asked for it (exit code 125)",
+    SkipKind.TREE: "the tree could not be made",
+    SkipKind.MISSING: "a file that the command names does not exist there",
+    SkipKind.ABSENT: "a file that the command names does not exist there",  # found before anything ran
+    SkipKind.UNEDITED: "a file of --edit does not exist there",
+    SkipKind.BUILD: "the environment could not be built",
+    SkipKind.BUILD_COMMAND: "the build command failed",
+    SkipKind.ENVIRONMENT: "the machine, the network or the cluster failed, not the commit",
+    SkipKind.OTHER_FAILURE: "it failed in another way than the bad end",
+    SkipKind.METRIC: "the metric is missing or not finite",
+    SkipKind.TRIAL: "the trial was Blocked or Skipped",
+    SkipKind.HAND: "a person said so",
+}
 
 
 class Pin(Record):
@@ -124,12 +128,10 @@ class History:
 
     @cached_property
     def by_id(self) -> dict[str, int]:
-        """Index by id."""
         return {point.id: index for index, point in enumerate(self.points)}
 
     @property
     def last(self) -> int:
-        """The index of the bad end."""
         return len(self.points) - 1
 
 
@@ -141,7 +143,6 @@ class Failure(Record):
     """Of a check: it was missed by what it measured, not for want of a value."""
     boundary: Boundary | None = None
     signature: str | None = None
-    """Id of the known failure."""
     cause: str = ""
     """The first cause, numbers and places taken out (`report.text.generic`); empty when the log shows none."""
     exit_code: int | None = None
@@ -151,7 +152,6 @@ class Failure(Record):
     """Ids of failures of the machine that the run met on its way and survived. They do not make two failures different; see `observe`."""
 
     def same(self, other: Failure) -> bool:
-        """Whether two runs failed in the same way."""
         mine, its = ((one.kind, one.boundary, one.signature, one.cause) for one in (self, other))
         # Without a cause the exit code is all there is.
         return mine == its and (bool(self.cause or self.signature) or self.exit_code == other.exit_code)
@@ -170,7 +170,6 @@ class BisectRun(Record):
     """Which history: 0 for the one that was asked for, 1 and up for those inside a submodule."""
     round: int
     point: str
-    """Id of the point."""
     commit: str
     """Of the point, for people."""
     subject: str = ""
@@ -306,12 +305,10 @@ class BisectPlan(Record):
     on: str | None = None
     """`slurm:PROFILE`, or None for this machine."""
     repeat: int = 1
-    """At most so many runs of one point."""
     confidence: float = 0.99
     retries: int = 2
     """How often a run is tried again that the machine failed, not the commit."""
     minutes: float = 60.0
-    """Deadline of one run."""
     descend: bool = True
     """Whether a first bad commit that moves a submodule is followed into that submodule."""
     notes: tuple[str, ...] = ()
@@ -322,6 +319,11 @@ PLACEHOLDERS = ("tree", "output", "checkpoints", "commit", "python")
 """In words of the command and values of variables: the tree of this run, a directory for its files and one for its checkpoints (both
 fresh), the commit, and the interpreter of the environment. The variables SEATRIAL_TREE, SEATRIAL_OUTPUT, SEATRIAL_CHECKPOINTS and
 SEATRIAL_COMMIT carry the same."""
+
+
+def tree_variable(repo: str) -> str:
+    """The variable that names the place of a further repository."""
+    return "SEATRIAL_TREE_" + re.sub(r"[^A-Z0-9_]", "_", repo.upper())
 
 
 class Suspect(Record):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from markupsafe import Markup, escape
@@ -17,6 +17,7 @@ from seatrial import __version__
 from seatrial.bisect import git_bisect_log
 from seatrial.bisect.bisect_records import VERSION, BisectAnswer, BisectPlan, BisectRun, History
 from seatrial.bisect.bisect_view import BisectView, ReportLine, answer_lines, sections
+from seatrial.bisect.commit_history import cleared_history
 from seatrial.bisect.judge_run import threshold
 from seatrial.core.files import number_to_json, write_json, write_text
 from seatrial.core.records import Record, replace
@@ -34,7 +35,6 @@ _NEAR = 12
 
 
 def page(view: BisectView) -> str:
-    """The page."""
     script = "\n".join([f"/*!\n{asset('uPlot.LICENSE.txt')}\n*/", asset("uPlot.iife.min.js"), asset("bisect.js")])
     style = "\n".join([asset("uPlot.min.css"), asset("report.css"), asset("bisect.css")])
     text = _template().render(
@@ -63,13 +63,11 @@ def _template() -> jinja2.Template:
 
 
 def _prose(sentence: str) -> Markup:
-    """A sentence, its code as code."""
     parts = (f"<code>{escape(visible(text))}</code>" if is_code else escape(visible(text)) for is_code, text in pieces(one_line(sentence)))
     return Markup("".join(map(str, parts)))
 
 
 def _plots(view: BisectView) -> Iterator[tuple[str, int, int]]:
-    """Title, first and last point of each plot."""
     last = view.history.last
     yield "All commits, from the good end to the bad end", 0, last
     if view.suspects and view.answer.state != "open":
@@ -123,30 +121,23 @@ class BisectReport(Record):
 def write_reports(
     directory: Path, plan: BisectPlan, history: History, rows: Sequence[BisectRun], answer: BisectAnswer, redactor: Redactor
 ) -> None:
-    """Write all four."""
     history = cleared_history(history, redactor)
-    clear = tuple(cleared_run(row, redactor) for row in rows)
+    clear = tuple(_cleared_run(row, redactor) for row in rows)
     # From the check as it is: one without its secrets may be no check any more.
     limit = threshold(plan.check) if plan.check else None
     view = BisectView(
-        directory, cleared_plan(plan, redactor), history, clear, cleared_answer(answer, redactor), limit.limit if limit else None
+        directory, _cleared_plan(plan, redactor), history, clear, _cleared_answer(answer, redactor), limit.limit if limit else None
     )
     write_text(directory / "bisect.log", git_bisect_log.write_git_log(history, view.rows, view.answer, redactor.text))
     write_text(directory / "summary.md", bisect_summary(view))
     write_text(directory / "report.html", page(view))
     report = BisectReport(
-        headline=view.headline,
-        plan=view.plan,
-        commits=view.count,
-        answer=view.answer,
-        reproduce=view.reproduce,
-        runs=view.rows,
+        headline=view.headline, plan=view.plan, commits=view.count, answer=view.answer, reproduce=view.reproduce, runs=view.rows
     )
     write_json(directory / "report.json", report)
 
 
 def bisect_summary(view: BisectView) -> str:
-    """summary.md."""
     parts = [prose(view.headline), *([prose(view.why)] if view.why else []), _bullets("Answer", answer_lines(view))]
     if lines := view.reproduce:
         parts.append("\n".join(["## Reproduce", "", *_block(lines)]))
@@ -232,44 +223,38 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
-def cleared_plan(plan: BisectPlan, redactor: Redactor) -> BisectPlan:
-    """Without secrets."""
-    edits = tuple(replace(edit, clauses=redactor.text(edit.clauses)) for edit in plan.edits)
-    free = {name: redactor.value(getattr(plan, name)) for name in ("command", "extra", "variables", "notes")}
-    words = {name: redactor.text(getattr(plan, name)) for name in ("check", "failure") if getattr(plan, name)}
-    build = replace(plan.environment, build=redactor.value(plan.environment.build))
-    return replace(plan, **free, **words, edits=edits, environment=build)
+R = TypeVar("R", bound=Record)
 
 
-def cleared_history(history: History, redactor: Redactor) -> History:
-    """Without secrets."""
-    return History(tuple(replace(point, subject=redactor.text(point.subject)) for point in history.points))
+def _cleared(record: R, redactor: Redactor, *names: str, **more: Any) -> R:
+    """The record with the secrets of these fields redacted, and further fields as they are given."""
+    return replace(record, **{name: redactor.value(getattr(record, name)) for name in names}, **more)
 
 
-def cleared_run(row: BisectRun, redactor: Redactor) -> BisectRun:
-    """Without secrets."""
-    failure = row.failure
-    if failure is not None:
-        failure = replace(failure, cause=redactor.text(failure.cause), shown=redactor.text(failure.shown))
+def _cleared_plan(plan: BisectPlan, redactor: Redactor) -> BisectPlan:
+    edits = tuple(_cleared(edit, redactor, "clauses") for edit in plan.edits)
+    environment = _cleared(plan.environment, redactor, "build")
+    texts = [name for name in ("check", "failure") if getattr(plan, name)]
+    return _cleared(plan, redactor, "command", "extra", "variables", "notes", *texts, edits=edits, environment=environment)
+
+
+def _cleared_run(row: BisectRun, redactor: Redactor) -> BisectRun:
+    failure = row.failure and _cleared(row.failure, redactor, "cause", "shown")
     value = number_to_json(row.value) if isinstance(row.value, float) else row.value
     value = redactor.text(value) if isinstance(value, str) else value
-    free = {name: redactor.text(getattr(row, name)) for name in ("subject", "reason")}
-    return replace(row, **free, notes=redactor.value(row.notes), failure=failure, value=value)
+    return _cleared(row, redactor, "subject", "reason", "notes", failure=failure, value=value)
 
 
-def cleared_answer(answer: BisectAnswer, redactor: Redactor) -> BisectAnswer:
-    """Without secrets."""
-    suspects = tuple(replace(one, subject=redactor.text(one.subject)) for one in answer.suspects)
-    standings = tuple(replace(one, subject=redactor.text(one.subject), why=redactor.text(one.why)) for one in answer.standings)
-    notes = redactor.value(answer.notes)
-    return replace(answer, suspects=suspects, standings=standings, why=redactor.text(answer.why), notes=notes)
+def _cleared_answer(answer: BisectAnswer, redactor: Redactor) -> BisectAnswer:
+    suspects = tuple(_cleared(one, redactor, "subject") for one in answer.suspects)
+    standings = tuple(_cleared(one, redactor, "subject", "why") for one in answer.standings)
+    return _cleared(answer, redactor, "why", "notes", suspects=suspects, standings=standings)
 
 
 DIRECTORY = Path(__file__).parent / "schemas"
 
 
 def schemas() -> dict[str, str]:
-    """The text of every shipped schema, by file name."""
     kinds: dict[str, type[Record]] = {"bisect": BisectPlan, "bisect-run": BisectRun, "bisect-report": BisectReport}
     return {f"{name}.schema.json": schema_text(name, kind) for name, kind in kinds.items()}
 

@@ -15,7 +15,7 @@ from seatrial.bisect.bisect_records import BisectAnswer, BisectPlan, BisectRun, 
 from seatrial.bisect.bisect_report import write_reports
 from seatrial.bisect.bisect_session import BisectSession, MissingRun, Tell
 from seatrial.bisect.bisect_view import listed
-from seatrial.bisect.commit_history import HISTORY, CachedHistory, aligned, load_or_query, missing_words, read_history, told_apart
+from seatrial.bisect.commit_history import HISTORY, CachedHistory, aligned, contents_by_commit, load_or_query, missing_words, read_history
 from seatrial.bisect.culprit import check_merged_branches
 from seatrial.bisect.environment_cache import BisectEnvironments
 from seatrial.bisect.git_stores import Stores
@@ -40,25 +40,38 @@ def run_bisect(directory: Path, redactor: Redactor, tell: Tell, profile: tuple[s
     with locked(directory), Interruptible(), runners.no_leftovers(directory, tell):
         plan = load_plan(directory)
         end_local_leftovers(directory)
-        found = bisect_dir.read_journal(directory / JOURNAL)
+        found = bisect_dir.read_runs(directory / JOURNAL)
         for note in found.notes:
             tell(note)
         history = _history(directory, plan, redactor, frozen=False)
         session = _session(directory, plan, redactor, tell, profile, found.rows)
         _refuse_strangers(session, history)
-        return _BisectRunner(session, history).run()
+        settings = search_settings(plan)
+
+        def write(found: BisectAnswer) -> None:
+            write_reports(directory, plan, history, session.rows, found, redactor)
+
+        tell(announcement(history, session.evidence(), plan))
+        try:
+            verify_endpoints(session, history)
+            answered = _look_closer(session, history, search(session, history, settings, lambda found: write(unchecked(found))))
+        except BaseException:
+            write(unchecked(current_answer(history, session.evidence(), settings)))
+            raise
+        write(answered)
+        return answered
 
 
 def judge_bisect(directory: Path, redactor: Redactor) -> BisectAnswer:
     """Answer from the directory alone, and write the reports anew; nothing is run."""
     plan = load_plan(directory)
     with locked(directory):
-        history, rows = _history(directory, plan, redactor, frozen=True), bisect_dir.read_journal(directory / JOURNAL).rows
+        history, rows = _history(directory, plan, redactor, frozen=True), bisect_dir.read_runs(directory / JOURNAL).rows
         session = _session(directory, plan, redactor, lambda _: None, None, rows, frozen=True)
         _refuse_strangers(session, history)
         found = current_answer(history, session.evidence(), search_settings(plan))
         try:
-            found = _closer(session, history, found)
+            found = _look_closer(session, history, found)
         except MissingRun:
             found = unchecked(found)
         write_reports(directory, plan, history, session.rows, found, redactor)
@@ -66,10 +79,9 @@ def judge_bisect(directory: Path, redactor: Redactor) -> BisectAnswer:
 
 
 def read_histories(plan: BisectPlan) -> History:
-    """The points that a plan asks about."""
     read = [(repo, read_history(repo, plan.first_parent or len(plan.repos) > 1)) for repo in plan.repos]
     if any(patch.by_history for patch in plan.patches):
-        read[0] = (read[0][0], told_apart(read[0][1]))
+        read[0] = (read[0][0], contents_by_commit(read[0][1]))
     return read[0][1] if len(read) == 1 else aligned(read)
 
 
@@ -84,7 +96,6 @@ def _history(directory: Path, plan: BisectPlan, redactor: Redactor, *, frozen: b
 
 
 def search_settings(plan: BisectPlan) -> SearchSettings:
-    """How rows are read."""
     return SearchSettings(plan.repeat, plan.confidence, threshold(plan.check) if plan.check and plan.repeat > 1 else None)
 
 
@@ -103,16 +114,15 @@ def _session(
     if not frozen:
         stores.open()
         named = missing_words(Path(plan.repos[0].path), () if plan.trial else (*plan.command, *plan.extra), plan.repos[0].bad)
-    kitchen = StepPreparer(plan, stores, BisectEnvironments(), directory / PATCHES, tell, named)
+    preparer = StepPreparer(plan, stores, BisectEnvironments(), directory / PATCHES, tell, named)
     if plan.on is not None and profile is None and not frozen:
         raise UserError(f"{directory}: this bisect runs on {plan.on}, which is not configured here", "run it where seatrial.toml has it")
     runner = runners.SlurmRunner(plan, _for_nightly(plan, profile[1]), profile[0], tell) if profile else LocalRunner(plan, redactor, tell)
     before = rows[-1].number if rows and not frozen else 0
-    return BisectSession(directory, plan, kitchen, runner, redactor, tell, list(rows), before=before, frozen=frozen)
+    return BisectSession(directory, plan, preparer, runner, redactor, tell, list(rows), before=before, frozen=frozen)
 
 
 def _for_nightly(plan: BisectPlan, profile: Profile) -> Profile:
-    """The profile with the nodes and GPUs that the script of a nightly asks for."""
     if plan.nightly is None:
         return profile
     main = plan.repos[0]
@@ -128,28 +138,7 @@ def _refuse_strangers(session: BisectSession, history: History) -> None:
         raise UserError(message, "was the history rewritten? start a new bisect, and give it the rows that still hold with --replay")
 
 
-class _BisectRunner:
-    def __init__(self, session: BisectSession, history: History) -> None:
-        self.session, self.history = session, history
-        self.settings = search_settings(session.plan)
-
-    def run(self) -> BisectAnswer:
-        self.session.tell(announcement(self.history, self.session.evidence(), self.session.plan))
-        try:
-            verify_endpoints(self.session, self.history)
-            found = search(self.session, self.history, self.settings, lambda found: self._write(unchecked(found)))
-            found = _closer(self.session, self.history, found)
-        except BaseException:
-            self._write(unchecked(current_answer(self.history, self.session.evidence(), self.settings)))
-            raise
-        self._write(found)
-        return found
-
-    def _write(self, found: BisectAnswer) -> None:
-        write_reports(self.session.directory, self.session.plan, self.history, self.session.rows, found, self.session.redactor)
-
-
-def _closer(session: BisectSession, history: History, found: BisectAnswer) -> BisectAnswer:
+def _look_closer(session: BisectSession, history: History, found: BisectAnswer) -> BisectAnswer:
     """The answer with what is known of other repositories, or of a submodule that the commit moves. Before this nobody is blamed."""
     found = check_merged_branches(session, history, found)
     if len(session.plan.repos) > 1:

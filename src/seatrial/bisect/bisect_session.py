@@ -19,18 +19,17 @@ from typing import Any, Protocol
 
 from seatrial.bisect import bisect_dir
 from seatrial.bisect.bisect_dir import JOURNAL, STEP, STEPS, resume_command
-from seatrial.bisect.bisect_records import BegunRecord, BisectPlan, BisectRun, Failure, Mark, Point, SkipKind, Stage
-from seatrial.bisect.bisect_step import BisectStep, PreparedStep, RunFacts
-from seatrial.bisect.judge_run import Observation, observe
+from seatrial.bisect.bisect_records import BegunRecord, BisectPlan, BisectRun, Failure, Mark, Point, SkipKind
+from seatrial.bisect.judge_run import observe
 from seatrial.bisect.runners import is_queued
-from seatrial.bisect.step_preparer import StepPreparer, StepSetup
+from seatrial.bisect.step_preparer import BisectStep, Observation, PreparedStep, RunFacts, StepPreparer
 from seatrial.core.errors import BlockedError
 from seatrial.core.files import read_model, write_json
 from seatrial.core.records import replace as replace_record
 from seatrial.core.text import one_line
 from seatrial.core.verdict import Boundary
 from seatrial.evidence.redact import Redactor
-from seatrial.runtime.interrupt import check_stop
+from seatrial.runtime.interrupt import check_stop, rest
 from seatrial.triage.log import read_log
 from seatrial.trial.run_dir import now
 
@@ -40,10 +39,10 @@ FIRST_WAIT_S = 2.0
 """Before the first new try; doubled for each further one."""
 LAST_LINES = 3
 """Of the log of a run that ends the bisect, for the message."""
-_LOOK_S = 0.2
 
 Tell = Callable[[str], None]
 Numbers = Callable[[], set[int]]
+Useless = Callable[[Sequence[BisectStep]], set[int]]
 
 
 class Runner(Protocol):
@@ -57,32 +56,17 @@ class MissingRun(Exception):
     """A row is needed that the journal does not have, and nothing may be run."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """A point to be run, and why."""
-
-    point: Point
-    stage: Stage
-    round: int
-    history: int = 0
-    measured: bool = False
-    """Whether it must have its metric, as the good end must: without it there is nothing to judge, good or bad."""
-
-
 @dataclass(slots=True)
 class BisectSession:
-    """What a session works with."""
-
     directory: Path
     plan: BisectPlan
-    kitchen: StepPreparer
+    preparer: StepPreparer
     runner: Runner
     redactor: Redactor
     tell: Tell
     rows: list[BisectRun] = field(default_factory=list)
-    """The journal, in order."""
     before: int = 0
-    """Rows of earlier sittings: what the machine failed then is tried again now."""
+    """Rows of earlier sessions: what the machine failed then is tried again now."""
     failures: list[Failure] = field(default_factory=list)
     """How the bad end fails: a bad run must fail in one of these ways."""
     frozen: bool = False
@@ -111,7 +95,7 @@ class BisectSession:
     def _forgotten(self, row: BisectRun) -> bool:
         return row.skip is SkipKind.ENVIRONMENT and row.number <= self.before
 
-    def execute(self, wanted: Sequence[RunRequest], useless: Callable[[Sequence[RunRequest]], set[int]] | None = None) -> list[BisectRun]:
+    def execute(self, wanted: Sequence[BisectStep], useless: Useless | None = None) -> list[BisectRun]:
         """Run points, as many at once as the plan says, and write their rows. `useless` names those of the running ones, by their
         place in what it is given, that no longer matter."""
         if self.frozen:
@@ -119,75 +103,52 @@ class BisectSession:
         rows: list[BisectRun] = []
         waiting, tries = list(wanted), 0
         while waiting:
-            again: list[RunRequest] = []
-            for asked, served, seen in self._outcomes(waiting, useless):
+            again: list[BisectStep] = []
+            for prepared, seen in self._outcomes(waiting, useless):
                 if seen.transient and tries < self.plan.retries:
-                    self.tell(f"{short(asked.point)}: {seen.reason}: not the commit's doing, will be tried again")
-                    again.append(asked)
+                    self.tell(f"{short(prepared.step.point)}: {seen.reason}: not the commit's doing, will be tried again")
+                    again.append(prepared.step)
                 else:
-                    rows.append(self._write(asked, served, seen, tries))
+                    rows.append(self._write(prepared, seen, tries))
             check_stop()
             tries += 1
             waiting = again
             if waiting:
-                self._wait(FIRST_WAIT_S * 2 ** (tries - 1))
+                pause = FIRST_WAIT_S * 2 ** (tries - 1)
+                self.tell(f"waiting {pause:.0f} s before trying again")
+                rest(pause)
         return rows
 
-    def note(
-        self,
-        wanted: RunRequest,
-        mark: Mark,
-        reason: str,
-        like: BisectRun | None = None,
-        notes: tuple[str, ...] = (),
-        *,
-        copied: bool = False,
-    ) -> BisectRun:
-        """A row for a point that needs no run."""
-        return self._append(
-            BisectRun(
-                **self._about(wanted),
-                mark=mark,
-                value=like.value if like else None,
-                passed=like.passed if like else None,
-                skip=like.skip if like else None,
-                failure=like.failure if like else None,
-                reason=reason,
-                started=now(),
-                notes=notes,
-                copied=copied,
-            )
-        )
+    def note(self, step: BisectStep, like: BisectRun, reason: str, notes: tuple[str, ...] = (), *, copied: bool = False) -> BisectRun:
+        """A row for a point that needs no run, with the result of another row."""
+        known = {name: getattr(like, name) for name in ("mark", "value", "passed", "skip", "failure")}
+        return self._append(BisectRun(**self._about(step), **known, reason=reason, started=now(), notes=notes, copied=copied))
 
-    def _outcomes(
-        self, wanted: Sequence[RunRequest], useless: Callable[[Sequence[RunRequest]], set[int]] | None
-    ) -> Iterator[tuple[RunRequest, StepSetup, Observation]]:
-        """Each point with what became of it, as they end."""
-        steps = {step.number: (asked, step) for asked in wanted for step in (self._step(asked),)}
-        waited = {step.directory for _, step in steps.values() if is_queued(step.directory)}
+    def _outcomes(self, wanted: Sequence[BisectStep], useless: Useless | None) -> Iterator[tuple[PreparedStep, Observation]]:
+        """What became of each step, as they end."""
+        steps = [self._step(one) for one in wanted]
+        waited = {step.directory for step in steps if is_queued(step.directory)}
         try:
             with ThreadPoolExecutor(self.plan.jobs, "prepare") as pool:
-                served = dict(zip(steps, pool.map(self._serve, (step for _, step in steps.values())), strict=True))
+                prepared = list(pool.map(self._prepare, steps))
             check_stop()
-            for number, one in served.items():
+            for one in prepared:
                 if one.refused is not None:
-                    yield steps[number][0], one, one.refused
-            ready = [one.prepared for one in served.values() if one.prepared is not None]
-            numbers = [one.step.number for one in ready]
+                    yield one, one.refused
+            ready = [one for one in prepared if one.refused is None]
 
             def cancel() -> set[int]:
-                return {numbers[index] for index in useless([steps[number][0] for number in numbers])} if useless else set()
+                return {ready[index].step.number for index in useless([one.step for one in ready])} if useless else set()
 
             waited.clear()  # from here on the runner ends what it does not wait for
-            for prepared, facts in self.runner.run(ready, cancel) if ready else ():
-                number = prepared.step.number
+            for one, facts in self.runner.run(ready, cancel) if ready else ():
                 if facts.ended != "interrupted":
-                    yield steps[number][0], served[number], self._observe(facts, steps[number][0].measured)
-                self.kitchen.clear(prepared.step)
+                    yield one, self._observe(facts, one.step.measured)
+                self.preparer.clear(one.step)
         finally:
-            for _, step in steps.values():
+            for step in steps:
                 if step.directory not in waited:
-                    self.kitchen.clear(step)
+                    self.preparer.clear(step)
 
     def _observe(self, facts: RunFacts, measured: bool) -> Observation:
         """What the run says; it may fail in any of the ways in which the bad end does."""
@@ -199,48 +160,46 @@ class BisectSession:
         unknown = seen.failure is not None and seen.failure.kind == "check" and not seen.failure.missed
         return replace(seen, mark=Mark.SKIP, skip=SkipKind.METRIC) if measured and unknown and seen.mark is Mark.BAD else seen
 
-    def _serve(self, step: BisectStep) -> StepSetup:
-        return self.kitchen.again(step) if is_queued(step.directory) else self.kitchen.serve(step)
+    def _prepare(self, step: BisectStep) -> PreparedStep:
+        return self.preparer.again(step) if is_queued(step.directory) else self.preparer.prepare(step)
 
-    def _step(self, wanted: RunRequest) -> BisectStep:
+    def _step(self, wanted: BisectStep) -> BisectStep:
         """A new step; or the one of an earlier session for the same point, when its job may still be in the queue."""
         begun = BegunRecord(point=wanted.point.id, stage=wanted.stage, history=wanted.history)
         if queued := self._queued.get(begun):
             directory = queued.pop(0)
-            self.tell(f"{short(wanted.point)}: its job of an earlier sitting is waited for")
+            self.tell(f"{short(wanted.point)}: its job of an earlier session is waited for")
         else:
             self._steps += 1
             directory = self.directory / STEPS / f"{self._steps:04d}-{wanted.point.commit[:12]}"
             write_json(directory / STEP, begun)
-        return BisectStep(number=_number(directory), point=wanted.point, stage=wanted.stage, round=wanted.round, directory=directory)
+        return replace(wanted, number=_number(directory), directory=directory)
 
-    def _write(self, wanted: RunRequest, served: StepSetup, seen: Observation, tries: int) -> BisectRun:
+    def _write(self, prepared: PreparedStep, seen: Observation, tries: int) -> BisectRun:
         if seen.abort:
-            raise self._aborted(wanted, served, seen)
-        notes = (*served.notes, *((f"tried {tries + 1} times",) if tries else ()))
+            raise self._aborted(prepared.step, seen)
+        notes = (*prepared.notes, *((f"tried {tries + 1} times",) if tries else ()))
+        known = {name: getattr(seen, name) for name in ("mark", "value", "passed", "skip", "reason", "failure", "exit_code")}
         row = BisectRun(
-            **self._about(wanted),
-            mark=seen.mark,
-            value=seen.value,
-            passed=seen.passed,
-            skip=seen.skip,
-            reason=seen.reason,
-            failure=seen.failure,
-            exit_code=seen.exit_code,
-            started=served.started,
-            seconds=round(time.time() - served.began, 3),
-            environment=served.environment,
-            built=served.built,
-            directory=str(served.step.directory.relative_to(self.directory)),
+            **self._about(prepared.step),
+            **known,
+            started=prepared.started,
+            seconds=round(time.time() - prepared.began, 3),
+            environment=prepared.environment,
+            built=prepared.built,
+            directory=str(prepared.step.directory.relative_to(self.directory)),
             notes=notes,
             copied=False,
-            unedited=served.unedited,
+            unedited=prepared.unedited,
         )
         self._append(row)
-        self._refuse_a_broken_machine(row)
+        self._lost = self._lost + 1 if row.skip is SkipKind.ENVIRONMENT else 0
+        if self._lost >= LOST_IN_A_ROW:
+            message = f"{self._lost} points one after the other were lost to the machine, not to their commits; the last one: {row.reason}"
+            raise BlockedError(Boundary.ENVIRONMENT, message, f"repair it, then: {resume_command(self.directory)}")
         return row
 
-    def _about(self, wanted: RunRequest) -> dict[str, Any]:
+    def _about(self, wanted: BisectStep) -> dict[str, Any]:
         """What a row says of its point, whatever became of it."""
         return {
             "number": self._number(),
@@ -252,14 +211,14 @@ class BisectSession:
             "subject": wanted.point.subject,
         }
 
-    def _aborted(self, wanted: RunRequest, served: StepSetup, seen: Observation) -> BlockedError:
+    def _aborted(self, step: BisectStep, seen: Observation) -> BlockedError:
         """The plan is fixed, so that another command needs another bisect; what is known goes there with it."""
-        log = served.step.log
+        log = step.log
         said = [one_line(line.body) for line in read_log(log) if line.body.strip()][-LAST_LINES:] if log.is_file() else []
         told = f"; its last lines: {' | '.join(said)}" if said else ""
         known = f" and --replay {shlex.quote(str(self.directory / JOURNAL))}" if self.rows else ""
         fix = f"start again with the corrected command{known}; if it was ended from outside: {resume_command(self.directory)}"
-        return BlockedError(Boundary.CONFIG, f"{short(wanted.point)}: {seen.abort}{told} (log: {log})", fix)
+        return BlockedError(Boundary.CONFIG, f"{short(step.point)}: {seen.abort}{told} (log: {log})", fix)
 
     def _append(self, row: BisectRun) -> BisectRun:
         if self.frozen:
@@ -276,24 +235,10 @@ class BisectSession:
     def _number(self) -> int:
         return self.rows[-1].number + 1 if self.rows else 1
 
-    def _refuse_a_broken_machine(self, row: BisectRun) -> None:
-        self._lost = self._lost + 1 if row.skip is SkipKind.ENVIRONMENT else 0
-        if self._lost >= LOST_IN_A_ROW:
-            message = f"{self._lost} points one after the other were lost to the machine, not to their commits; the last one: {row.reason}"
-            raise BlockedError(Boundary.ENVIRONMENT, message, f"repair it, then: {resume_command(self.directory)}")
-
-    def _wait(self, seconds: float) -> None:
-        self.tell(f"waiting {seconds:.0f} s before trying again")
-        stops = time.monotonic() + seconds
-        while time.monotonic() < stops:
-            check_stop()
-            time.sleep(_LOOK_S)
-
 
 def _number(step: Path) -> int:
     return int(step.name.partition("-")[0])
 
 
 def short(point: Point) -> str:
-    """A point for people."""
     return f"{point.commit[:12]} ({point.subject[:60]})"

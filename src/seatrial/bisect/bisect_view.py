@@ -13,6 +13,7 @@ from pathlib import Path
 
 from seatrial.bisect.bisect_records import (
     PLACEHOLDERS,
+    SKIP_REASONS,
     BisectAnswer,
     BisectPlan,
     BisectRun,
@@ -24,9 +25,9 @@ from seatrial.bisect.bisect_records import (
     Repo,
     SkipKind,
     Standing,
+    tree_variable,
 )
-from seatrial.bisect.bisect_step import tree_variable
-from seatrial.core.text import number, one_line, unique
+from seatrial.core.text import counted, number, one_line, unique
 from seatrial.report.markdown import code
 
 _HOLES = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
@@ -106,20 +107,6 @@ def _command(plan: BisectPlan, commit: str) -> Iterator[str]:
 
 SHOWN = 12
 """Suspects, commits of one reason and the like that are named; the rest is counted."""
-KINDS = {
-    SkipKind.COMMAND: "the command asked for it (exit code 125)",
-    SkipKind.TREE: "the tree could not be made",
-    SkipKind.MISSING: "a file that the command names does not exist there",
-    SkipKind.ABSENT: "a file that the command names does not exist there",
-    SkipKind.UNEDITED: "a file of --edit does not exist there",
-    SkipKind.BUILD: "the environment could not be built",
-    SkipKind.BUILD_COMMAND: "the build command failed",
-    SkipKind.ENVIRONMENT: "the machine, the network or the cluster failed, not the commit",
-    SkipKind.OTHER_FAILURE: "it failed in another way than the bad end",
-    SkipKind.METRIC: "the metric is missing or not finite",
-    SkipKind.TRIAL: "the trial was Blocked or Skipped",
-    SkipKind.HAND: "a person said so",
-}
 
 
 def percent(share: float) -> str:
@@ -141,7 +128,6 @@ class ReportLine:
 
     @property
     def mark(self) -> str:
-        """What its runs say."""
         said = Counter(row.mark for row in self.rows if row.mark is not Mark.SKIP)
         if len(said) > 1:
             return f"{said[Mark.GOOD]} good, {said[Mark.BAD]} bad"
@@ -183,7 +169,6 @@ class BisectView:
 
     @cached_property
     def by_point(self) -> dict[int, tuple[BisectRun, ...]]:
-        """The rows of each point of the history."""
         found: dict[int, list[BisectRun]] = {}
         for row in self.rows:
             if on_history(row, self.history):
@@ -192,12 +177,10 @@ class BisectView:
 
     @property
     def others(self) -> tuple[BisectRun, ...]:
-        """Rows that test something beside the history."""
         return tuple(row for row in self.rows if not on_history(row, self.history))
 
     @cached_property
     def suspects(self) -> dict[int, float]:
-        """Probability of each suspected point of the history."""
         by_id = self.history.by_id
         return {by_id[one.point]: one.probability for one in self.answer.suspects if one.point in by_id}
 
@@ -214,28 +197,23 @@ class BisectView:
 
     @property
     def count(self) -> int:
-        """Commits that may be the first bad one, before anything was run."""
         return self.history.last
 
     def short(self, index: int) -> str:
-        """A point in a sentence."""
         point = self.history.points[index]
         where = f" of {code(point.repo)}" if len(self.plan.repos) > 1 else ""
         return f"{code(point.commit[:12])}{where} {code(point.subject)}"
 
     def named(self, point: str | None) -> str:
-        """A point by its id."""
         index = self.history.by_id.get(point or "")
         return "not known" if index is None else self.short(index)
 
     @property
     def title(self) -> str:
-        """Two or three words."""
         return {"found": "First bad commit found", "range": "Narrowed to a range", "open": "Not finished"}[self.answer.state]
 
     @property
     def headline(self) -> str:
-        """The answer in one sentence."""
         suspects = sorted(self.suspects)
         if self.answer.state == "found" and suspects:
             sure = "" if self.answer.confidence >= 1 else f", with a confidence of {percent(self.answer.confidence)}"
@@ -323,7 +301,6 @@ class BisectView:
 
 
 def on_history(row: BisectRun, history: History) -> bool:
-    """Whether a row speaks of a point of the searched history."""
     return row.history == 0 and row.stage != "conviction" and row.point in history.by_id
 
 
@@ -352,7 +329,6 @@ def sections(view: BisectView) -> tuple[Section, ...]:
 
 
 def answer_lines(view: BisectView) -> tuple[str, ...]:
-    """The facts of the answer."""
     answer = view.answer
     lines: list[str] = []
     suspects = sorted(answer.suspects, key=lambda one: -one.probability)
@@ -368,7 +344,7 @@ def answer_lines(view: BisectView) -> tuple[str, ...]:
     if answer.state != "open":
         sure = f"{percent(answer.confidence)}{f', {answer.model}' if answer.model else ''}"
         lines.append(f"Confidence: {'each commit ran once, without noise handling' if view.plan.repeat == 1 else sure}")
-    return (*lines, f"Effort: {_effort(view)}, {_count(view.count, 'commit')} after the good end")
+    return (*lines, f"Effort: {_effort(view)}, {counted(view.count, 'commit')} after the good end")
 
 
 def _effort(view: BisectView) -> str:
@@ -377,9 +353,10 @@ def _effort(view: BisectView) -> str:
     further = f" ({beside} of them further runs)" if beside else ""
     rounds = len({(row.history, row.round) for row in view.rows if row.stage == "search"})
     seconds = sum(row.seconds for row in view.run)
-    spent = f"{_count(len(view.run), 'run')} of {_time(seconds)} in all{further}, {_count(rounds, 'round')} of search"
+    took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    spent = f"{counted(len(view.run), 'run')} of {took} in all{further}, {counted(rounds, 'round')} of search"
     taken = len(view.rows) - len(view.run)
-    return f"{spent}, {_count(taken, 'row')} taken over without a run" if taken else spent
+    return f"{spent}, {counted(taken, 'row')} taken over without a run" if taken else spent
 
 
 def _skipped(view: BisectView) -> Iterator[str]:
@@ -392,7 +369,7 @@ def _skipped(view: BisectView) -> Iterator[str]:
     for kind, points in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])):
         why = next((reason for _, reason in points if reason), "")
         first = f"; the first one: {code(why)}" if why else ""
-        yield f"{_count(len(points), 'commit')}: {KINDS[kind]}: {listed([code(commit) for commit, _ in points])}{first}"
+        yield f"{counted(len(points), 'commit')}: {SKIP_REASONS[kind]}: {listed([code(commit) for commit, _ in points])}{first}"
 
 
 def _flaky(view: BisectView) -> Iterator[str]:
@@ -422,7 +399,7 @@ def _environments(view: BisectView) -> Iterator[str]:
         run: list[BisectRun] = [row for row in view.rows if row.environment]
         kinds, built = len({row.environment for row in run}), sum(row.built for row in run)
         reused = f"{built} built, {len(run) - built} times reused"
-        yield f"{_count(kinds, 'environment')} from {code(plan.lock or plan.kind)} by {plan.kind}: {reused}"
+        yield f"{counted(kinds, 'environment')} from {code(plan.lock or plan.kind)} by {plan.kind}: {reused}"
     if plan.packages:
         yield f"with packages beside the lock: {', '.join(code(package) for package in plan.packages)}"
     if plan.build:
@@ -436,7 +413,7 @@ def _changed(view: BisectView) -> Iterator[str]:
     judged = {row.point for row in view.run if row.mark is not Mark.SKIP}
     for file in unique(edit.file for edit in plan.edits):
         if idle := len(judged & _unchanged(view, file)):
-            yield f"an edit of {code(file)} changed nothing at {idle} of the {_count(len(judged), 'commit')} that were run and judged"
+            yield f"an edit of {code(file)} changed nothing at {idle} of the {counted(len(judged), 'commit')} that were run and judged"
     for patch in plan.patches:
         since = f", to commits from {code(patch.since[:12])} on" if patch.since else ""
         yield f"{code(patch.source)} was applied where it was missing{since}"
@@ -447,7 +424,6 @@ def _changed(view: BisectView) -> Iterator[str]:
 
 
 def _unchanged(view: BisectView, file: str) -> set[str]:
-    """The points at which an edit of this file matched nothing."""
     return {row.point for row in view.rows if file in row.unedited}
 
 
@@ -458,7 +434,7 @@ def _notes(view: BisectView) -> Iterator[str]:
         for note in row.notes:
             found.setdefault(one_line(note).replace(row.commit[:12], "this commit"), set()).add(row.point)
     for note, points in list(found.items())[:SHOWN]:
-        yield f"{_count(len(points), 'commit')}: {code(note)}"
+        yield f"{counted(len(points), 'commit')}: {code(note)}"
     if len(found) > SHOWN:
         yield f"and {len(found) - SHOWN} more notes, see report.html"
 
@@ -487,10 +463,10 @@ def _limitations(view: BisectView) -> Iterator[str]:
         yield "the repositories were put in order by commit time; that they were used together like this is an assumption"
     replayed = sum(row.stage == "replay" for row in view.rows)
     if replayed:
-        yield f"{_count(replayed, 'mark')} came from a log that was replayed, and {'was' if replayed == 1 else 'were'} not run here"
+        yield f"{counted(replayed, 'mark')} came from a log that was replayed, and {'was' if replayed == 1 else 'were'} not run here"
     hand = sum(row.by_hand for row in view.rows)
     if hand:
-        yield f"{_count(hand, 'row')} of the journal {'was' if hand == 1 else 'were'} changed by hand"
+        yield f"{counted(hand, 'row')} of the journal {'was' if hand == 1 else 'were'} changed by hand"
 
 
 def _onward(view: BisectView) -> Iterator[str]:
@@ -502,13 +478,3 @@ def _onward(view: BisectView) -> Iterator[str]:
     if len(view.plan.repos) == 1:
         yield f"go on with git alone: {code(f'git -C {shlex.quote(view.plan.repos[0].path)} bisect replay {log}')}"
     yield f"remove trees and stores, keep the reports: {code(f'seatrial bisect clean {place}')}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -20,7 +20,6 @@ from typing import Self
 from pydantic import model_validator
 
 from seatrial.bisect.bisect_records import VERSION, History, Pin, Point, Repo
-from seatrial.bisect.bisect_report import cleared_history
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_model, write_text
 from seatrial.core.records import Record, replace
@@ -62,16 +61,17 @@ def read_history(repo: Repo, first_parent: bool) -> History:
     data = git(path, *_LOG, _FORMAT, "--topo-order", "--reverse", *line_only, bad, good, "--not", f"{good}^@", "--")
     rows = [entry.split("\n", 4) for entry in fields(data)]
     rows.sort(key=lambda row: row[0] != good)  # Stable. The good end has no parent among them, so it may come first.
-    _check_whole(path, {row[0] for row in rows} - {good})
+    cut = sorted(({row[0] for row in rows} - {good}) & _cuts(path))
+    if cut:
+        message = f"{path}: a shallow clone, cut at {cut[0][:_SHOWN]} between the ends: the commits behind it are missing"
+        raise UserError(message, _unshallow(path))
     index = {row[0]: place for place, row in enumerate(rows)}
     return History(tuple(_point(repo, row, index, first_parent) for row in rows))
 
 
 def introduced(repo: Path, script: str, bad: str) -> tuple[str, tuple[str, ...]]:
-    """The newest commit before `bad` that put the script where it is, and what the user must know about it.
-
-    A rename counts as the start: before it, a command with this path cannot run. The note says where the old name began.
-    """
+    """The newest commit before `bad` that put the script where it is, and what the user must know about it. A rename counts as the start:
+    before it, a command with this path cannot run. The note says where the old name began."""
     path = _inside(script)
     if path is None or not exists(repo, bad, path):
         raise UserError(
@@ -91,7 +91,6 @@ def introduced(repo: Path, script: str, bad: str) -> tuple[str, tuple[str, ...]]
 
 
 def exists(repo: Path, commit: str, path: str) -> bool:
-    """Whether `commit` has a file, directory or submodule at `path`."""
     inside = _inside(path)
     if inside is None:
         raise UserError(f"{path}: not a path inside the repository", "give a path from the top of the repository")
@@ -112,7 +111,7 @@ def missing_words(repo: Path, command: Sequence[str], bad: str) -> tuple[str, ..
     return tuple(found)
 
 
-def told_apart(history: History) -> History:
+def contents_by_commit(history: History) -> History:
     """The history for trees that a patch changes by what comes before a commit: the same files no longer mean the same tree."""
     return History(tuple(replace(point, contents=f"{point.contents}@{point.commit}") for point in history.points))
 
@@ -165,15 +164,7 @@ def _check_ends(repo: Path, good: str, bad: str) -> None:
     raise UserError(f"{message}; they have no common history", "give two ends of one line of history")
 
 
-def _check_whole(repo: Path, inside: set[str]) -> None:
-    cut = sorted(inside & _cuts(repo))
-    if cut:
-        message = f"{repo}: a shallow clone, cut at {cut[0][:_SHOWN]} between the ends: the commits behind it are missing"
-        raise UserError(message, _unshallow(repo))
-
-
 def _cuts(repo: Path) -> set[str]:
-    """The commits at which a shallow clone is cut."""
     if line(git(repo, "rev-parse", "--is-shallow-repository")) != "true":
         return set()
     place = repo / line(git(repo, "rev-parse", "--git-path", "shallow"))
@@ -205,7 +196,6 @@ def _additions(repo: Path, path: str, tip: str) -> list[str]:
 
 
 def _renamed_from(repo: Path, commit: str, path: str) -> str | None:
-    """The old name, when `commit` made `path` by a rename."""
     options = ("-r", "-z", "--root", "--no-commit-id", "--name-status", "--diff-filter=R", "--find-renames")
     words = fields(git(repo, "--no-replace-objects", "diff-tree", *options, commit))
     renames = zip(words[0::3], words[1::3], words[2::3], strict=True)
@@ -213,7 +203,6 @@ def _renamed_from(repo: Path, commit: str, path: str) -> str | None:
 
 
 def _renaming(repo: Path, path: str, old: str, commit: str) -> str:
-    """The note about a script that had another name before."""
     name: str | None = old
     oldest, start = old, commit
     while name is not None:
@@ -247,7 +236,12 @@ def aligned(histories: Sequence[tuple[Repo, History]]) -> History:
     if twice:
         raise UserError(f"two repositories have the name {twice[0]}", "give each a name of its own")
     for repo, history in histories:
-        _check_line(repo, history)
+        # Side branches would be laid one after the other, as states that never were.
+        for place, point in enumerate(history.points):
+            # The line may pass beside the good end; then its first commit has no parent here.
+            allowed = ((), (0,)) if place == 1 else ((),) if place == 0 else ((place - 1,),)
+            if point.parents not in allowed:
+                raise ValueError(f"{repo.name}: the history is not a line at {point.commit}: read it with first_parent")
     standing = [history.points[0] for _, history in histories]
     points = [_joined(standing, 0, ())]
     for _, which, place in heapq.merge(*(_moves(which, history) for which, (_, history) in enumerate(histories))):
@@ -273,15 +267,6 @@ def _joined(standing: Sequence[Point], moved: int, parents: tuple[int, ...]) -> 
     )
 
 
-def _check_line(repo: Repo, history: History) -> None:
-    """Side branches would be laid one after the other, as states that never were."""
-    for place, point in enumerate(history.points):
-        # The line may pass beside the good end; then its first commit has no parent here.
-        allowed = ((), (0,)) if place == 1 else ((),) if place == 0 else ((place - 1,),)
-        if point.parents not in allowed:
-            raise ValueError(f"{repo.name}: the history is not a line at {point.commit}: read it with first_parent")
-
-
 HISTORY = "history.json"
 
 
@@ -290,12 +275,10 @@ class CachedHistory(Record):
 
     version: int = VERSION
     key: str = ""
-    """What was asked about."""
     points: tuple[Point, ...] = ()
     moves: tuple[tuple[str, str | None, str], ...] = ()
     """Path, commit before (None: it is new) and commit after."""
     why: str = ""
-    """Why there are no points."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -306,6 +289,10 @@ class CachedHistory(Record):
         if len({point.id for point in self.points}) < len(self.points):
             raise ValueError("points: one stands twice")
         return self
+
+
+def cleared_history(history: History, redactor: Redactor) -> History:
+    return History(tuple(replace(point, subject=redactor.text(point.subject)) for point in history.points))
 
 
 def load_or_query(file: Path, key: str, ask: Callable[[], CachedHistory], redactor: Redactor, *, frozen: bool) -> CachedHistory:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.bisect.bisect_records import BisectAnswer, History, Mark, Pin, Point, Repo, Standing
-from seatrial.bisect.bisect_session import BisectSession, RunRequest
+from seatrial.bisect.bisect_session import BisectSession
 from seatrial.bisect.commit_history import CachedHistory, load_or_query, read_history
 from seatrial.bisect.git_stores import TreeError
 from seatrial.bisect.judge_run import threshold
 from seatrial.bisect.posterior import SearchSettings
 from seatrial.bisect.search_loop import search, side
+from seatrial.bisect.step_preparer import BisectStep
 from seatrial.bisect.worktrees import moved_submodules
 from seatrial.core.errors import UserError
 from seatrial.core.records import replace
@@ -35,24 +36,19 @@ def check_other_repositories(session: BisectSession, history: History, found: Bi
     guilty = repos.pop()
     bad = next(point for point in history.points if point.id == found.first_bad)
     commit = next(pin.commit for pin in bad.pins if pin.repo == guilty)
-    mine = _standing_of_found(session, guilty, commit, found)
+    mark = _test(session, {guilty: commit}, f"{guilty} at {commit[:12]}, all others at their good ends")
+    named = found.suspects[0].commit if found.state == "found" else None
+    mine = Standing(repo=guilty, verdict="unknown", commit=named, why="it could not be tested with the others at their good ends")
+    if mark is Mark.BAD:
+        mine = replace(mine, verdict="convicted", why="it fails with all other repositories at their good ends")
+    elif mark is Mark.GOOD:
+        mine = replace(mine, verdict="accomplice", why="it fails only together with what another repository brought")
     together = {pin.repo: {pin.repo: pin.commit, guilty: commit} for pin in bad.pins}
     others = [_standing_of_other(session, repo, mine, together[repo.name]) for repo in session.plan.repos if repo.name != guilty]
     if mine.verdict == "accomplice" and not any(one.verdict == "accomplice" for one in others):
         why = f"{guilty} {commit[:12]} needs what another repository brought, and no single one was seen to be it"
         others = [replace(one, verdict="unknown", why=why) if one.verdict == "acquitted" else one for one in others]
     return replace(found, standings=(mine, *others))
-
-
-def _standing_of_found(session: BisectSession, name: str, commit: str, found: BisectAnswer) -> Standing:
-    mark = _test(session, {name: commit}, f"{name} at {commit[:12]}, all others at their good ends")
-    named = found.suspects[0].commit if found.state == "found" else None
-    if mark is Mark.BAD:
-        return Standing(repo=name, verdict="convicted", commit=named, why="it fails with all other repositories at their good ends")
-    if mark is Mark.GOOD:
-        why = "it fails only together with what another repository brought"
-        return Standing(repo=name, verdict="accomplice", commit=named, why=why)
-    return Standing(repo=name, verdict="unknown", commit=named, why="it could not be tested with the others at their good ends")
 
 
 def _standing_of_other(session: BisectSession, repo: Repo, guilty: Standing, moved: Mapping[str, str]) -> Standing:
@@ -98,7 +94,7 @@ def try_state(session: BisectSession, pins: tuple[Pin, ...], name: str, what: st
             return None
         if len(rows) >= runs:
             return side(rows, limit)
-        session.execute([RunRequest(point, "conviction", 0, number)] * min(runs - len(rows), session.plan.jobs))
+        session.execute([BisectStep(point, "conviction", 0, number)] * min(runs - len(rows), session.plan.jobs))
 
 
 def check_merged_branches(session: BisectSession, history: History, found: BisectAnswer, number: int = 0) -> BisectAnswer:
@@ -113,18 +109,16 @@ def check_merged_branches(session: BisectSession, history: History, found: Bisec
             what = f"{parent[:12]}, from which {point.commit[:12]} forked before the good end"
             mark = try_state(session, pins, point.repo, what, number)
             if mark is Mark.BAD:
-                return _blames_nobody(session, found, point.commit, parent)
+                on_line = session.plan.first_parent or len(session.plan.repos) > 1
+                way_out = (
+                    "Name a good end that is on the line of first parents" if on_line else "To search the main line alone: --first-parent"
+                )
+                forked = "its branch forked off before the good end, and was bad already"
+                why = f"{point.commit[:12]} is bad, but so is {parent[:12]} before it: {forked}. {way_out}"
+                return replace(found, state="open", suspects=(), confidence=0.0, last_good=None, first_bad=None, why=why)
             if mark is None:
                 notes.append(f"{parent[:12]}, the parent of {point.commit[:12]}, lies before the good end and could not be tested")
     return replace(found, notes=tuple(notes))
-
-
-def _blames_nobody(session: BisectSession, found: BisectAnswer, commit: str, parent: str) -> BisectAnswer:
-    on_line = session.plan.first_parent or len(session.plan.repos) > 1
-    way_out = "Name a good end that is on the line of first parents" if on_line else "To search the main line alone: --first-parent"
-    forked = "its branch forked off before the good end, and was bad already"
-    why = f"{commit[:12]} is bad, but so is {parent[:12]} before it: {forked}. {way_out}"
-    return replace(found, state="open", suspects=(), confidence=0.0, last_good=None, first_bad=None, why=why)
 
 
 NUMBERS = 100
@@ -140,9 +134,7 @@ class _Move:
     """The submodule where it was before. Its name is none that a repository of the plan can have."""
     new: str
     outer: int
-    """Number of the history of `bad`."""
     number: int
-    """Number of the history inside."""
 
     @property
     def path(self) -> str:
@@ -163,7 +155,7 @@ def search_submodules(session: BisectSession, history: History, found: BisectAns
     if found.state != "found":
         return found
     bad = next(point for point in history.points if point.id == found.suspects[0].point)
-    return _below(session, found, bad, lambda: session.kitchen.stores.git_dir(session.plan.repos[0].name), how, 0)
+    return _below(session, found, bad, lambda: session.preparer.stores.git_dir(session.plan.repos[0].name), how, 0)
 
 
 def _below(
@@ -187,7 +179,15 @@ def _below(
     # Others may hide what a submodule does: only where one of them is guilty, or where it is the only one, is it known to be innocent.
     decided = len(moves) == 1 or Mark.GOOD in marks
     for move, mark in zip(moves, marks, strict=True):
-        found = _guilty(session, found, move, how) if mark is Mark.GOOD else _with(found, _not_guilty(move, mark, decided))
+        if mark is Mark.GOOD:
+            found = _guilty(session, found, move, how)
+            continue
+        standing = Standing(repo=move.path, verdict="unknown", why=f"{move.text}; as it was before it cannot be tested")
+        if mark is not None:
+            why = f"{move.bad.commit[:12]} fails with the submodule as it was before, too"
+            hidden = f"{why}, but another submodule moves there as well, which may hide it"
+            standing = replace(standing, verdict="acquitted" if decided else "unknown", why=why if decided else hidden)
+        found = _with(found, standing)
     return found
 
 
@@ -205,20 +205,20 @@ def _before(session: BisectSession, moves: Sequence[_Move]) -> Mark | None:
     return try_state(session, (*first.bad.pins, *(move.pin for move in moves)), first.pin.repo, what, first.number)
 
 
-def _not_guilty(move: _Move, mark: Mark | None, decided: bool) -> Standing:
-    if mark is None:
-        return Standing(repo=move.path, verdict="unknown", why=f"{move.text}; as it was before it cannot be tested")
-    why = f"{move.bad.commit[:12]} fails with the submodule as it was before, too"
-    if not decided:
-        return Standing(repo=move.path, verdict="unknown", why=f"{why}, but another submodule moves there as well, which may hide it")
-    return Standing(repo=move.path, verdict="acquitted", why=why)
-
-
 def _guilty(session: BisectSession, found: BisectAnswer, move: _Move, how: SearchSettings) -> BisectAnswer:
-    """Search the submodule's own commits."""
     why = f"{move.bad.commit[:12]} is good with the submodule as it was before"
     file = session.directory / f"history-{move.number}.json"
-    kept = load_or_query(file, move.key, lambda: _inside(session, move), session.redactor, frozen=session.frozen)
+
+    def ask() -> CachedHistory:
+        """The commits between, or why they cannot be searched, without the words of the command line, which nobody gave for a submodule."""
+        try:
+            return CachedHistory(points=_history(session, move, _store(session, move)).points)
+        except TreeError as error:
+            return CachedHistory(why=error.message)
+        except UserError:
+            return CachedHistory(why=f"{move.new[:12]} does not come after {move.pin.commit[:12]}: it was moved back, or to another branch")
+
+    kept = load_or_query(file, move.key, ask, session.redactor, frozen=session.frozen)
     if kept.why:
         why = f"{why}; its own commits cannot be searched: {kept.why}"
         return _with(found, Standing(repo=move.path, verdict="convicted", why=why))
@@ -238,29 +238,12 @@ def _guilty(session: BisectSession, found: BisectAnswer, move: _Move, how: Searc
     return _below(session, _with(found, standing), bad, lambda: _store(session, move), how, move.number)
 
 
-def _inside(session: BisectSession, move: _Move) -> CachedHistory:
-    """The commits between, or why they cannot be searched."""
-    try:
-        return CachedHistory(points=_history(session, move, _store(session, move)).points)
-    except (UserError, TreeError) as error:
-        return CachedHistory(why=_why_not(error, move))
-
-
-def _why_not(error: UserError | TreeError, move: _Move) -> str:
-    """Without the words of the command line, which nobody gave for a submodule."""
-    if isinstance(error, TreeError):
-        return error.message
-    return f"{move.new[:12]} does not come after {move.pin.commit[:12]}: it was moved back, or to another branch"
-
-
 def _store(session: BisectSession, move: _Move) -> Path:
-    """A store that holds both ends."""
-    main, stores = move.bad.pins[0], session.kitchen.stores
+    main, stores = move.bad.pins[0], session.preparer.stores
     return [stores.submodule(main.repo, move.path, commit, at=main.commit) for commit in (move.pin.commit, move.new)][-1]
 
 
 def _history(session: BisectSession, move: _Move, git_dir: Path) -> History:
-    """The submodule's commits, each with everything else as it is at the bad point."""
     bad, pin = move.bad, move.pin
     repo = Repo(name=pin.repo, path=str(git_dir), good=pin.commit, bad=move.new, place=pin.place)
     return History(
@@ -280,9 +263,8 @@ def _take_ends(session: BisectSession, inner: History, move: _Move) -> None:
     for end, rows, what in ((good, session.convictions(good.id), before), (bad, known, after)):
         noted = sum(row.stage == "ends" and row.point == end.id for row in session.evidence(move.number))
         for row in rows[noted:]:
-            session.note(RunRequest(end, "ends", 0, move.number), row.mark, f"known from run {row.number}: {what}", row)
+            session.note(BisectStep(end, "ends", 0, move.number), row, f"known from run {row.number}: {what}")
 
 
 def _with(found: BisectAnswer, *standings: Standing) -> BisectAnswer:
-    """The answer with what is known of submodules."""
     return replace(found, standings=(*found.standings, *standings))

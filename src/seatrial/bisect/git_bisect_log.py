@@ -77,54 +77,52 @@ def _for_git(history: History, answer: BisectAnswer, index: int, marks: dict[int
     if mark is Mark.GOOD:
         return mark, not history.ancestors[index] & suspects
     if mark is Mark.BAD:
-        return mark, not suspects & ~history.ancestors[index] if suspects else not _healed(history, index, marks)
+        healed = any(said == {Mark.GOOD} and history.ancestors[other] >> index & 1 for other, said in marks.items())
+        return mark, not suspects & ~history.ancestors[index] if suspects else not healed
     return mark, True
-
-
-def _healed(history: History, index: int, marks: dict[int, set[Mark]]) -> bool:
-    """Whether a good point comes after a bad one."""
-    return any(said == {Mark.GOOD} and history.ancestors[other] >> index & 1 for other, said in marks.items())
 
 
 @dataclass(frozen=True)
 class Marked:
-    """One commit that a log marks."""
-
     mark: Mark
     commit: str
     line: int
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """What a log says."""
+QUESTION = ("command", "extra", "trial", "check", "metrics", "failure", "any_failure", "nightly", "variables", "edits", "patches")
+"""What of a plan says what is measured, and how it is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierMarks:
+    """What was read, before it is known which history it belongs to."""
 
     path: Path
-    marks: tuple[Marked, ...]
-    terms: tuple[str, str] = ("good", "bad")
-    """What it calls good and bad."""
+    marks: tuple[Marked, ...] | None = None
+    """Of a log."""
+    journal: tuple[BisectRun, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def _of(self, mark: Mark) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(marked.commit for marked in self.marks if marked.mark is mark))
+    def end(self, mark: Mark) -> str | None:
+        if self.marks is not None:
+            return next((marked.commit for marked in self.marks if marked.mark is mark), None)
+        return next((row.commit for row in self.journal if row.stage == "ends" and row.history == 0 and row.mark is mark), None)
 
-    @property
-    def good(self) -> tuple[str, ...]:
-        """In the order of the log."""
-        return self._of(Mark.GOOD)
-
-    @property
-    def bad(self) -> str | None:
-        """The last one, as for git."""
-        return next(reversed([marked.commit for marked in self.marks if marked.mark is Mark.BAD]), None)
-
-    @property
-    def skips(self) -> tuple[str, ...]:
-        """In the order of the log."""
-        return self._of(Mark.SKIP)
+    def rows(self, history: History, plan: BisectPlan) -> tuple[BisectRun, ...]:
+        rows: Sequence[BisectRun] = self.journal if self.marks is None else as_rows(self, history)
+        beside = self.path.with_name(PLAN)
+        old = read_model(beside, BisectPlan) if self.marks is None and beside.is_file() else None
+        if old is None or any(getattr(old, name) != getattr(plan, name) for name in QUESTION):
+            on_line = [row for row in rows if row.history == 0 and row.stage != "conviction"]
+            rows = [replace(row, stage="replay") for row in on_line]
+        strange = next((row for row in rows if row.history == 0 and row.stage != "conviction" and row.point not in history.by_id), None)
+        if strange is not None:
+            message = f"{self.path}: {strange.commit[:12]} is not between the ends"
+            raise UserError(message, "delete its line, or name the ends that the log was made with: --good REV --bad REV")
+        return tuple(replace(row, number=number, directory="") for number, row in enumerate(rows, start=1))
 
 
-def parse_git_log(text: str, repo: Path, path: Path) -> Replayed:
+def parse_git_log(text: str, repo: Path, path: Path) -> EarlierMarks:
     """Read a log of a bisect of `repo`; `path` is where it came from, for messages."""
     reader = _GitLogReader(repo, path)
     # Not `splitlines`: a subject may hold other characters that end a line for it, and what follows them must stay a comment.
@@ -133,8 +131,7 @@ def parse_git_log(text: str, repo: Path, path: Path) -> Replayed:
     reader.contradictions()
     if not reader.marks:
         raise UserError(f"{path}: marks no commit", "give the output of `git bisect log`, or bisect.log of a bisect directory")
-    old, new = ({mark: word for word, mark in reader.words.items()}[mark] for mark in (Mark.GOOD, Mark.BAD))
-    return Replayed(path, tuple(reader.marks), (old, new), tuple(reader.notes))
+    return EarlierMarks(path, tuple(reader.marks), notes=tuple(reader.notes))
 
 
 @dataclass
@@ -147,7 +144,6 @@ class _GitLogReader:
     notes: list[str] = field(default_factory=list)
     words: dict[str, Mark] = field(default_factory=lambda: dict(_PAIRS[0]))
     settled: bool = False
-    """Whether the terms can still change."""
     started: bool = False
     above: list[str] = field(default_factory=list)
     """Commits that the comments right above name."""
@@ -222,7 +218,6 @@ class _GitLogReader:
             self.marks += [Marked(Mark.SKIP if word == "skip" else self.words[word], commit, self.count) for commit in commits]
 
     def range(self, text: str) -> list[str]:
-        """The commits of `A..B`."""
         first, _, last = text.partition("..")
         if last.startswith("."):
             raise self.error(f"{text}: a range is written with two dots", f"write {first}..{last[1:]}")
@@ -234,8 +229,7 @@ class _GitLogReader:
 
     def commit(self, word: str) -> str:
         """The commit that a hash names; other names move, and are refused."""
-        found = self.hash(word)
-        if found:
+        if found := self.hash(word):
             return found
         if _HASH.fullmatch(word):
             return self.known(word)
@@ -272,12 +266,11 @@ class _GitLogReader:
         return UserError(f"{self.path}:{self.count}: {message}", fix)
 
 
-def as_rows(replayed: Replayed, history: History) -> tuple[BisectRun, ...]:
-    """The marks as rows of a new journal, each once; whether all of them lie in the history is for the caller to see."""
+def as_rows(replayed: EarlierMarks, history: History) -> tuple[BisectRun, ...]:
     if len(history.points[0].pins) > 1:
         message = f"{replayed.path}: a log of git bisect speaks of one repository, and this bisect has several"
         raise UserError(message, "replay a runs.jsonl instead, or name one --repo")
-    first = {(marked.mark, marked.commit): marked for marked in reversed(replayed.marks)}
+    first = {(marked.mark, marked.commit): marked for marked in reversed(replayed.marks or ())}
     return tuple(
         BisectRun(
             number=number,
@@ -293,46 +286,6 @@ def as_rows(replayed: Replayed, history: History) -> tuple[BisectRun, ...]:
     )
 
 
-QUESTION = ("command", "extra", "trial", "check", "metrics", "failure", "any_failure", "nightly", "variables", "edits", "patches")
-"""What of a plan says what is measured, and how it is judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierMarks:
-    """What was read, before it is known which history it belongs to."""
-
-    path: Path
-    log: Replayed | None = None
-    journal: tuple[BisectRun, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def end(self, mark: Mark) -> str | None:
-        """The commit that the bisect began with on this side."""
-        if self.log is not None:
-            return next((marked.commit for marked in self.log.marks if marked.mark is mark), None)
-        return next((row.commit for row in self.journal if row.stage == "ends" and row.history == 0 and row.mark is mark), None)
-
-    def rows(self, history: History, plan: BisectPlan) -> tuple[BisectRun, ...]:
-        """The rows of a new journal."""
-        rows: Sequence[BisectRun] = self.journal if self.log is None else as_rows(self.log, history)
-        if not self._same_question(plan):
-            on_line = [row for row in rows if row.history == 0 and row.stage != "conviction"]
-            rows = [replace(row, stage="replay") for row in on_line]
-        strange = next((row for row in rows if row.history == 0 and row.stage != "conviction" and row.point not in history.by_id), None)
-        if strange is not None:
-            message = f"{self.path}: {strange.commit[:12]} is not between the ends"
-            raise UserError(message, "delete its line, or name the ends that the log was made with: --good REV --bad REV")
-        return tuple(replace(row, number=number, directory="") for number, row in enumerate(rows, start=1))
-
-    def _same_question(self, plan: BisectPlan) -> bool:
-        """Whether the marks were made by the same command, judged in the same way."""
-        beside = self.path.with_name(PLAN)
-        if self.log is not None or not beside.is_file():
-            return False
-        old = read_model(beside, BisectPlan)
-        return all(getattr(old, name) == getattr(plan, name) for name in QUESTION)
-
-
 def read_marks(path: Path, repo: Path) -> EarlierMarks:
     """Read either format; the first character tells them apart."""
     try:
@@ -341,7 +294,6 @@ def read_marks(path: Path, repo: Path) -> EarlierMarks:
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror or error}", "name a `git bisect log`, or a runs.jsonl") from error
     if text.lstrip().startswith("{"):
-        found = bisect_dir.read_journal(path)
+        found = bisect_dir.read_runs(path)
         return EarlierMarks(path, journal=found.rows, notes=found.notes)
-    log = parse_git_log(text, repo, path)
-    return EarlierMarks(path, log=log, notes=log.notes)
+    return parse_git_log(text, repo, path)

@@ -92,7 +92,6 @@ def _copy_remotes(store: GitStore, source: Path) -> None:
 
 
 def setting(source: Path, key: str) -> str:
-    """A value of a repository's configuration, or nothing."""
     return line(git(source, "config", "--get", key, ok=(0, 1)))
 
 
@@ -168,7 +167,6 @@ class Module:
 
     name: str
     url: str
-    """Empty when there is none."""
     left_out: bool
     """`update = none`: git does not populate it unless it is told to."""
 
@@ -176,21 +174,14 @@ class Module:
 def declared(git_dir: Path, commit: str, path: str) -> Module:
     """The submodule at `path` of a commit; one that `.gitmodules` forgot has its path for a name."""
     options = ("config", "--blob", f"{commit}:.gitmodules", "-z", "--list")
-    entries = fields(git(git_dir, *options)) if _has_gitmodules(git_dir, commit) else []
-    values = dict(_split(entry) for entry in entries)
+    entries = fields(git(git_dir, *options)) if git(git_dir, "ls-tree", "--full-tree", "-z", commit, "--", ".gitmodules") else []
+    values: dict[tuple[str, str], str] = {}
+    for entry in entries:
+        key, _, value = entry.partition("\n")
+        name, _, variable = key.removeprefix("submodule.").rpartition(".")  # the name may hold dots
+        values[name, variable] = value
     name = next((key[0] for key, value in values.items() if key[1] == "path" and value.rstrip("/") == path), path)
     return Module(name, values.get((name, "url"), ""), values.get((name, "update")) == "none")
-
-
-def _has_gitmodules(git_dir: Path, commit: str) -> bool:
-    return bool(git(git_dir, "ls-tree", "--full-tree", "-z", commit, "--", ".gitmodules"))
-
-
-def _split(entry: str) -> tuple[tuple[str, str], str]:
-    """`submodule.<name>.<key>` and its value; the name may hold dots."""
-    key, _, value = entry.partition("\n")
-    name, _, variable = key.removeprefix("submodule.").rpartition(".")
-    return (name, variable), value
 
 
 def resolve_url(base: str, url: str) -> str:
@@ -207,15 +198,7 @@ def resolve_url(base: str, url: str) -> str:
     return f"{base}{separator}{url}".rstrip("/")
 
 
-def first_link(git_dir: Path, commit: str, path: str) -> tuple[str, str] | None:
-    """The outermost submodule on the way to `path`, and the commit it is at."""
-    parts = path.split("/")
-    ways = ["/".join(parts[: count + 1]) for count in range(len(parts))]
-    return next(((way, found) for way in ways if (found := gitlink(git_dir, commit, way))), None)
-
-
 def gitlink(git_dir: Path, commit: str, path: str) -> str | None:
-    """The commit at which `commit` has the submodule `path`."""
     for entry in fields(git(git_dir, "ls-tree", "--full-tree", "-z", commit, "--", path)):
         stamp, _, name = entry.partition("\t")
         mode, _, found = stamp.split(" ")
@@ -256,7 +239,6 @@ class Stores:
         self._top = Path(repos[0].path)
 
     def open(self) -> None:
-        """Open the stores of all repositories now, so that what is wrong with one is said at once."""
         for name in self._repos:
             self.store(name)
 
@@ -268,11 +250,14 @@ class Stores:
         with self.lock:
             if (store := self._stores.get(name)) is None:
                 repo = self._repos[name]
-                store = self._stores[name] = open_store(self.root, name, _sources(repo, self._top))
+                places = [Path(repo.path)]
+                if repo.place != "." and is_checkout(self._top, repo.place):
+                    # The submodule of the main repository that it stands for: either may have what the other lacks.
+                    places.append(self._top / repo.place)
+                store = self._stores[name] = open_store(self.root, name, tuple(places))
         return store
 
     def git_dir(self, name: str) -> Path:
-        """Where its store is."""
         return self.store(name).git_dir
 
     def submodule(self, main: str, path: str, commit: str, at: str | None = None) -> Path:
@@ -286,23 +271,23 @@ class Stores:
 
     def _holder(self, store: GitStore, path: str, at: str) -> tuple[GitStore, str, str] | None:
         """The store of the repository that has the submodule as its own, the path in it, and its commit."""
-        if (step := first_link(store.git_dir, at, path)) is None:
+        parts = path.split("/")
+        ways = ["/".join(parts[: count + 1]) for count in range(len(parts))]  # the outermost submodule on the way comes first
+        step = next(((way, found) for way in ways if (found := gitlink(store.git_dir, at, way))), None)
+        if step is None:
             return None
         inner, recorded = step
         if inner == path:
             return store, path, at
         return self._holder(self._needed(store, inner, at, recorded), path[len(inner) + 1 :], recorded)
 
-    def child(self, parent: GitStore, path: str, at: str, commit: str) -> GitStore | None:
-        """The store of the submodule at `path` of the commit `at`, which holds `commit`; None where git is told to leave it out."""
-        return self._child(parent, path, at, commit, history=False)
-
     def _needed(self, parent: GitStore, path: str, at: str, commit: str, *, history: bool = False) -> GitStore:
-        if (store := self._child(parent, path, at, commit, history=history)) is None:
+        if (store := self.child(parent, path, at, commit, history=history)) is None:
             raise TreeError(SkipKind.TREE, f"the submodule {path} is left out (submodule.*.update = none)", "set update to checkout")
         return store
 
-    def _child(self, parent: GitStore, path: str, at: str, commit: str, *, history: bool) -> GitStore | None:
+    def child(self, parent: GitStore, path: str, at: str, commit: str, *, history: bool = False) -> GitStore | None:
+        """The store of the submodule at `path` of the commit `at`, which holds `commit`; None where git is told to leave it out."""
         module = declared(parent.git_dir, at, path)
         settings = [value for source in parent.sources if (value := setting(source, f"submodule.{module.name}.update"))]
         if settings[0] == "none" if settings else module.left_out:
@@ -346,28 +331,17 @@ def machine_or_tree(error: UserError) -> TreeError:
     return TreeError(SkipKind.ENVIRONMENT if machine else SkipKind.TREE, error.message, error.fix)
 
 
-def _sources(repo: Repo, main: Path) -> tuple[Path, ...]:
-    """The repository itself, and the main one's submodule that it stands for: either may have what the other lacks."""
-    places = [Path(repo.path)]
-    if repo.place != "." and is_checkout(main, repo.place):
-        places.append(main / repo.place)
-    return tuple(places)
-
-
 def _inner_sources(outer: Iterable[Path], path: str, name: str) -> tuple[Path, ...]:
     """The user's copies of a submodule: populated, or left in the superproject's git directory."""
     found: list[Path] = []
     for source in outer:
         places = [source / path] if is_checkout(source, path) else []
         if ".." not in Path(name).parts and not Path(name).is_absolute():
-            kept = (line(git(source, "rev-parse", "--git-path", f"modules/{name}")), f"{_common(source)}/modules/{name}")
+            common = line(git(source, "rev-parse", "--git-common-dir"))
+            kept = (line(git(source, "rev-parse", "--git-path", f"modules/{name}")), f"{common}/modules/{name}")
             places += [source / place for place in kept if (source / place / "HEAD").is_file()]
         found += [place for place in places[:1] if _is_repository(place)]
     return tuple(found)
-
-
-def _common(source: Path) -> str:
-    return line(git(source, "rev-parse", "--git-common-dir"))
 
 
 def _is_repository(place: Path) -> bool:

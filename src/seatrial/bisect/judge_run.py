@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seatrial.bisect.bisect_records import BisectPlan, Failure, Mark, SkipKind
-from seatrial.bisect.bisect_step import RunFacts
 from seatrial.bisect.noise_models import Threshold
 from seatrial.bisect.run_failures import MACHINE, FailureReading, read_failure
+from seatrial.bisect.step_preparer import Observation, RunFacts, skipped
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_text
 from seatrial.core.guarded import real_path
@@ -78,31 +78,11 @@ def shown(result: CheckResult) -> str:
     return one_line(f"{result.name}: {result.message or told}")
 
 
-__all__ = ["Observation", "observe", "threshold"]
-
 _MISSED = "the check is missed"
-"""Cause of a run whose metrics were read and do not pass."""
 _SKIP, _MISSING, _SIGNALS = 125, (126, 127), 128
 _KILLED = 128 + signal.SIGKILL
 _CRASHES = tuple(128 + number for number in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV))
 _PLACE = re.compile(r"\{(\w+)\}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """The mark of one run, and why."""
-
-    mark: Mark
-    skip: SkipKind | None = None
-    reason: str = ""
-    value: float | str | None = None
-    passed: bool | None = None
-    failure: Failure | None = None
-    exit_code: int | None = None
-    transient: bool = False
-    """Not the commit's doing: another try may give another result."""
-    abort: str = ""
-    """Why nothing can go on."""
 
 
 def observe(plan: BisectPlan, facts: RunFacts, bad_end: Failure | None) -> Observation:
@@ -119,21 +99,20 @@ class _Judge:
     def judge(self) -> Observation:
         facts, code = self.facts, self.facts.exit_code
         if facts.scheduler:
-            return _skip(SkipKind.ENVIRONMENT, f"the cluster ended it: {facts.scheduler}", transient=True)
+            return skipped(SkipKind.ENVIRONMENT, f"the cluster ended it: {facts.scheduler}", transient=True)
         if facts.ended == "interrupted":
             return _abort("it was interrupted, which says nothing about the commit")
         if facts.ended != "exited":
             return self.hung()
         if code is None:
-            return _skip(SkipKind.ENVIRONMENT, "how the command ended is not known", transient=True)
+            return skipped(SkipKind.ENVIRONMENT, "how the command ended is not known", transient=True)
         if self.plan.trial:
             return self.trial(code)
         if code == _SKIP:
-            return _skip(SkipKind.COMMAND, f"exit {_SKIP}: the command asks to skip this commit")
+            return skipped(SkipKind.COMMAND, f"exit {_SKIP}: the command asks to skip this commit")
         return self.done() if code == 0 else self.failed(code)
 
     def hung(self) -> Observation:
-        """It did not end in time."""
         if self._pattern_found():
             return self._by_pattern()
         reading = read_failure(self.facts.log, None, hung=True)
@@ -150,14 +129,17 @@ class _Judge:
         if reading.machine:
             return self._by_machine(reading)
         if code == _KILLED:
-            return _skip(SkipKind.ENVIRONMENT, f"exit {code}: it was killed, most likely for want of memory", transient=True)
+            return skipped(SkipKind.ENVIRONMENT, f"exit {code}: it was killed, most likely for want of memory", transient=True)
         if code >= _SIGNALS:
-            return _abort(_ended_by(code))
+            names = {128 + number: number.name for number in signal.Signals}
+            by = f"a signal ended the command ({names[code]})" if code in names else f"the command ended with {code}"
+            look = "; to search for a crash, say what its log holds with --failure PATTERN" if code in _CRASHES else ""
+            return _abort(f"{by}: 128 and up end a bisect, as with git bisect run{look}")
         told = f"exit {code}: {reading.failure.shown}".rstrip(": ")
         if code in _MISSING:
             what = "was not found" if code == 127 else "cannot be run"
             which = f"{one_line(self.plan.command[0])}, or a command that it calls, {what}"
-            return _skip(SkipKind.MISSING, f"exit {code}: {which}: {reading.failure.shown}".rstrip(": "))
+            return skipped(SkipKind.MISSING, f"exit {code}: {which}: {reading.failure.shown}".rstrip(": "))
         if (
             self.plan.check is not None
             and self.plan.failure is None
@@ -169,13 +151,12 @@ class _Judge:
         return self._compare(reading.failure, told)
 
     def done(self) -> Observation:
-        """It ended with 0."""
         reading = read_failure(self.facts.log, 0)
         try:
             why = self._incomplete(self.plan.nightly) if self.plan.nightly is not None else None
         except UserError as error:
             # At this commit nobody can say how far it had to run. Others can still be judged.
-            return _skip(SkipKind.MISSING, f"exit 0, but whether it ran to its end cannot be told: {error.message}")
+            return skipped(SkipKind.MISSING, f"exit 0, but whether it ran to its end cannot be told: {error.message}")
         if why:
             if reading.machine:
                 return self._by_machine(reading)
@@ -185,9 +166,13 @@ class _Judge:
         if self.plan.check is not None:
             return self._measure(self.plan.check, reading)
         if reading.nothing_ran:
-            return _skip(SkipKind.COMMAND, f"exit 0, but no test ran: {reading.nothing_ran}")
-        if self.end is not None and self._shows_the_failure(self.end, reading.failure):
-            return self._other(reading.failure, f"exit 0, although its log shows how the bad end fails: {self.end.shown}")
+            return skipped(SkipKind.COMMAND, f"exit 0, but no test ran: {reading.nothing_ran}")
+        if (end := self.end) is not None:
+            mine = reading.failure
+            diagnosed = mine.boundary is not None and bool(mine.cause) and end.kind == "exit"
+            alike = diagnosed and (end.signature, end.cause) == (mine.signature, mine.cause)
+            if self._pattern_found() if self.plan.failure is not None else alike:
+                return self._other(mine, f"exit 0, although its log shows how the bad end fails: {end.shown}")
         return Observation(mark=Mark.GOOD, reason="exit 0")
 
     def trial(self, code: int) -> Observation:
@@ -196,20 +181,20 @@ class _Judge:
         try:
             trial = load(place) if place is not None and (place / "trial.json").is_file() else None
         except UserError as error:
-            return _skip(SkipKind.TRIAL, f"its trial.json cannot be believed: {error.message}")
+            return skipped(SkipKind.TRIAL, f"its trial.json cannot be believed: {error.message}")
         if trial is None or trial.verdict is None or trial.status != "done":
             said = f"the trial did not come to a verdict: exit {code}"
             unusable = code == 3 or code >= _SIGNALS or (code == 2 and self.end is None)
-            return _abort(said) if unusable else _skip(SkipKind.TRIAL, said)
+            return _abort(said) if unusable else skipped(SkipKind.TRIAL, said)
         told = f"{trial.verdict}: {one_line(trial.reason)}"
         if exit_code(trial.verdict) != code:
-            return _skip(SkipKind.TRIAL, f"its exit code is {code}, its trial.json says {told}")
+            return skipped(SkipKind.TRIAL, f"its exit code is {code}, its trial.json says {told}")
         if trial.verdict is Verdict.PASS:
             return Observation(mark=Mark.GOOD, reason=told)
         if trial.verdict is Verdict.FAIL:
             return self._compare(_trial_failure(trial, code), told)
         found = [level.diagnosis.signature for level in trial.levels if level.diagnosis and level.verdict is Verdict.BLOCKED]
-        return _skip(SkipKind.TRIAL, told, transient=any(name in MACHINE for name in found if name))
+        return skipped(SkipKind.TRIAL, told, transient=any(name in MACHINE for name in found if name))
 
     def _compare(self, failure: Failure, told: str) -> Observation:
         """Bad, if it is the failure of the bad end; where the user gave a pattern, by that instead."""
@@ -259,12 +244,6 @@ class _Judge:
         failure = Failure(kind="pattern", cause=self.plan.failure or "", exit_code=self.facts.exit_code, shown=told)
         return Observation(mark=Mark.BAD, reason=told, failure=failure)
 
-    def _shows_the_failure(self, end: Failure, mine: Failure) -> bool:
-        if self.plan.failure is not None:
-            return self._pattern_found()
-        diagnosed = mine.boundary is not None and bool(mine.cause)
-        return diagnosed and end.kind == "exit" and (end.signature, end.cause) == (mine.signature, mine.cause)
-
     def _incomplete(self, script: str) -> str | None:
         file = self.facts.tree / script
         nightly = describe_nightly(script, read_text(file)) if file.is_file() else None
@@ -292,7 +271,7 @@ class _Judge:
         if failure.same(self.end) or (measured and (missed_there or self.plan.any_failure)):
             return self._bad(failure, failure.shown, result)
         if not measured:
-            return replace(_skip(SkipKind.METRIC, failure.shown), failure=failure)
+            return replace(skipped(SkipKind.METRIC, failure.shown), failure=failure)
         return self._other(failure, f"{failure.shown}; the bad end fails in another way ({self.end.shown})", met)
 
     def _failed_with_metrics(self, check: str, reading: FailureReading) -> Observation | None:
@@ -305,7 +284,7 @@ class _Judge:
         if result.passed:
             return Observation(mark=Mark.GOOD, reason=told, value=result.value, passed=True)
         if not result.measured:
-            return _skip(SkipKind.METRIC, told) if self.end else None
+            return skipped(SkipKind.METRIC, told) if self.end else None
         update = {"kind": "check", "missed": True, "boundary": Boundary.METRICS, "signature": None, "cause": cause, "shown": told}
         return self._bad(replace_record(reading.failure, **update), told, result)
 
@@ -318,19 +297,8 @@ class _Judge:
         return self.facts.tree / _PLACE.sub(lambda found: str(here[found[1]]), self.plan.metrics)
 
 
-def _skip(kind: SkipKind, reason: str, *, transient: bool = False) -> Observation:
-    return Observation(mark=Mark.SKIP, skip=kind, reason=reason, transient=transient)
-
-
 def _abort(why: str) -> Observation:
     return Observation(mark=Mark.SKIP, skip=SkipKind.COMMAND, reason=why, abort=why)
-
-
-def _ended_by(code: int) -> str:
-    names = {128 + number: number.name for number in signal.Signals}
-    by = f"a signal ended the command ({names[code]})" if code in names else f"the command ended with {code}"
-    look = "; to search for a crash, say what its log holds with --failure PATTERN" if code in _CRASHES else ""
-    return f"{by}: 128 and up end a bisect, as with git bisect run{look}"
 
 
 def _trial_failure(trial: Trial, code: int) -> Failure:

@@ -59,8 +59,6 @@ class BuildFailed(Exception):
 
 @dataclass(slots=True)
 class LockRequest:
-    """What a lock asks for."""
-
     identity: list[str] = field(default_factory=list)
     requirements: list[str] = field(default_factory=list)
     """Lines for pip, without includes and without what is in the tree."""
@@ -103,24 +101,22 @@ class _Requirements:
             if line.startswith("-") and _SECOND.search(line):
                 raise BuildFailed(f"{where}: two options in one line: `{line}`; write one per line (--edit)")
             kind = (option["long"] or _LONG[option["short"]]) if option else ""
-            value = _word(option["value"], where) if option else line
+            value = option["value"] if option else line
+            try:
+                value = next(iter(shlex.split(value)), "") if option else value
+            except ValueError as error:
+                raise BuildFailed(f"{where}: `{value}`: {error}") from error
             if kind in ("requirement", "constraint"):
                 if _SCHEME.match(value):
                     raise BuildFailed(f"{where}: `{line}` is not part of the commit; include a file of the repository instead")
                 self.read(real_path(path.parent / value), (*through, path), constraint or kind == "constraint")
             elif kind == "find-links":
                 self._links(path, value)
-            elif kind == "editable" or not line.startswith("-"):
-                self._package(line, value, where, constraint)
-            else:
+            elif (kind != "editable" and line.startswith("-")) or not is_local(value):
                 self._take(line, line, constraint)
-
-    def _package(self, line: str, value: str, where: str, constraint: bool) -> None:
-        if not is_local(value):
-            self._take(line, line, constraint)
-        elif not self.builds:
-            message = f"{where}: `{line}` installs from a path, and an environment is shared by commits"
-            raise BuildFailed(f"{message}; install it for each commit instead: --build 'pip install --no-deps -e .'")
+            elif not self.builds:
+                message = f"{where}: `{line}` installs from a path, and an environment is shared by commits"
+                raise BuildFailed(f"{message}; install it for each commit instead: --build 'pip install --no-deps -e .'")
 
     def _links(self, path: Path, value: str) -> None:
         place = next((found for found in (path.parent / value, self.tree / value) if exists(found)), None)
@@ -157,14 +153,6 @@ def is_local(value: str) -> bool:
     if scheme := _SCHEME.match(target):
         return scheme[0].lower().endswith("file:")
     return target.startswith((".", "~")) or "/" in target or target.lower().endswith(_ARCHIVES)
-
-
-def _word(value: str, where: str) -> str:
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        raise BuildFailed(f"{where}: `{value}`: {error}") from error
-    return words[0] if words else ""
 
 
 def _read_uv(tree: Path, lock: Path, wanted: LockRequest) -> None:
@@ -239,8 +227,6 @@ _UV_KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """One build under way."""
-
     name: str
     log: Path
     stops: float
@@ -248,21 +234,12 @@ class BuildJob:
     progress: Callable[[str], None]
     redact: LineFilter
     by_command: bool = False
-    """Whether it is the command of --build."""
 
     def run(self, what: str, argv: tuple[str, ...], cwd: Path, env: Mapping[str, str], *, beside: bool = False) -> None:
         """Run one step of it; a BuildFailed when that fails. `beside`: it installs further packages."""
         try:
             failure = follow(
-                argv,
-                self.name,
-                what,
-                log=self.log,
-                cwd=cwd,
-                env=env,
-                stops=self.stops,
-                progress=self.progress,
-                line_filter=self.redact,
+                argv, self.name, what, log=self.log, cwd=cwd, env=env, stops=self.stops, progress=self.progress, line_filter=self.redact
             )
         except CannotStart as error:
             raise BuildFailed(f"{what} failed: {error.message}", by_command=self.by_command, beside=beside) from error
@@ -326,13 +303,11 @@ def _present(venv: Path, constraints: Sequence[str] = ()) -> Path:
 
 
 def run_build(tree: Path, command: tuple[str, ...], variables: Mapping[str, str], log: Path, minutes: float, redact: LineFilter) -> None:
-    """Run a build command in the tree; a BuildFailed when it fails."""
     job = BuildJob(command[0], log, time.monotonic() + 60 * minutes, lambda _: None, redact, by_command=True)
     job.run("the build command", command, tree, {**clean_env(), **variables})
 
 
 def find_uv() -> str:
-    """Where uv is; a BlockedError when it is not."""
     if found := shutil.which("uv"):
         return found
     raise BlockedError(Boundary.ENVIRONMENT, "uv is not on PATH", "install it (pip install uv), or choose --env none")

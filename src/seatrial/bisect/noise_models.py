@@ -16,7 +16,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from seatrial.metrics.stats import t_two_sided
 
@@ -51,7 +50,6 @@ class Threshold:
     """Whether the limit itself passes."""
 
     def passes(self, value: float) -> bool:
-        """As the check has it."""
         return self.inclusive if value == self.limit else (value < self.limit) is self.good_below
 
 
@@ -65,29 +63,14 @@ class Tally:
 
     @property
     def runs(self) -> int:
-        """Runs that say something."""
         return self.goods + self.bads
 
     @property
     def disagree(self) -> bool:
-        """Whether its runs contradict each other."""
         return bool(self.goods and self.bads)
 
 
-class Model(Protocol):
-    """Likelihood of a division into sides."""
-
-    name: str
-
-    def log_likelihood(self, bad: int) -> float:
-        """Of all runs, when the points in `bad` (bits) are the bad side; up to a constant."""
-
-    def odds(self, point: int) -> float:
-        """Log of P(runs of this point | it is bad) / P(… | it is good), by this point's runs and the ends alone."""
-
-
 def log_student(t: float, freedom: float) -> float:
-    """The logarithm of Student's cumulative distribution."""
     tail = t_two_sided(t, freedom) / 2
     return math.log1p(-tail) if t > 0 else math.log(max(tail, 1e-300))
 
@@ -124,7 +107,6 @@ class MarksModel:
         return DISCOUNT * sum(_log_beta(a + failed, b + passed) for (a, b), (failed, passed) in sides)
 
     def odds(self, point: int) -> float:
-        """Predictive of the point's runs, from the bad end's rate against the good end's."""
         tally, found = self.tallies[point], []
         for (a, b), end in zip((GOOD_RATE, BAD_RATE), self.ends, strict=True):
             failed, passed = a + end.bads, b + end.goods
@@ -223,7 +205,6 @@ class StepModel:
         self._sums = {point: (len(ys), math.fsum(ys), math.fsum(y * y for y in ys)) for point, ys in self.scatter.values.items()}
 
     def log_likelihood(self, bad: int) -> float:
-        """The formula above."""
         sides = self.sides(bad)
         if not (sides[0][0] and sides[1][0]):
             return -math.inf
@@ -246,7 +227,6 @@ class StepModel:
         return (int(n0), t0, q0), (int(n1), t1, q1)
 
     def odds(self, point: int) -> float:
-        """As `Means` has it: by the check's limit."""
         return self._own.odds(point)
 
     def misfit(self, bad: int, doubt: float) -> str | None:
@@ -263,15 +243,14 @@ class StepModel:
             if (odds if not bad >> point & 1 else -odds) > -math.log(level):
                 return f"point {point} is on the other side of the check's limit than one step would have it"
             mean = total / count
-            gaps = [self._chance(mean - middle, count, size) for middle, size in zip(means, counts, strict=True)]
-            if min(means) < mean < max(means) and max(gaps) < level:
+            spread, freedom = max(self.scatter.deviation, STEADY / 10), self.scatter.freedom
+            errors = [spread * math.sqrt(1 / count + 1 / size) for size in counts]
+            chances = [
+                t_two_sided((mean - middle) / error, freedom) if freedom else 1.0 for middle, error in zip(means, errors, strict=True)
+            ]
+            if min(means) < mean < max(means) and max(chances) < level:
                 return f"point {point} lies between the two sides' means"
         return None
-
-    def _chance(self, gap: float, count: int, size: int) -> float:
-        """Two-sided p-value of a difference of two means."""
-        error = max(self.scatter.deviation, STEADY / 10) * math.sqrt(1 / count + 1 / size)
-        return t_two_sided(gap / error, self.scatter.freedom) if self.scatter.freedom else 1.0
 
 
 @dataclass
@@ -295,7 +274,6 @@ class MeansModel:
         return math.fsum(odds for point, odds in self._odds.items() if bad >> point & 1)
 
     def odds(self, point: int) -> float:
-        """log P(bad) - log P(good)."""
         return self._odds[point]
 
     def _own(self, point: int) -> float:
@@ -312,3 +290,8 @@ class MeansModel:
         t = mean * math.sqrt(count) / self.scatter.deviation
         tail = max(t_two_sided(t, self.scatter.freedom) / 2, 1e-300)  # of the less likely side
         return math.copysign(min(math.log1p(-tail) - math.log(tail), count * math.log(WILD)), t)
+
+
+Model = MarksModel | StepModel | MeansModel
+"""`log_likelihood(bad)`: of all runs, when the points in `bad` (bits) are the bad side, up to a constant. `odds(point)`: log of
+P(runs of this point | it is bad) / P(… | it is good), by this point's runs and the ends alone."""

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from functools import cached_property
 
 from seatrial.bisect.bisect_records import COPIED, BisectAnswer, BisectRun, History, Mark, Suspect
@@ -56,12 +57,10 @@ class Assessment:
 
     @property
     def noisy(self) -> bool:
-        """Whether a point may be run again."""
         return self.settings.repeat > 1
 
     @cached_property
     def suspects(self) -> int:
-        """Everything with a probability, as bits."""
         return union(cell.members for cell in self.cells)
 
     def bad(self, point: int) -> float:
@@ -89,7 +88,6 @@ class Assessment:
 
 
 def bits(mask: int) -> list[int]:
-    """The set bits, lowest first."""
     text = bin(mask)[:1:-1]
     found, place = [], text.find("1")
     while place >= 0:
@@ -99,7 +97,6 @@ def bits(mask: int) -> list[int]:
 
 
 def union(masks: Iterable[int]) -> int:
-    """Every bit of any."""
     found = 0
     for mask in masks:
         found |= mask
@@ -107,7 +104,6 @@ def union(masks: Iterable[int]) -> int:
 
 
 def descendants(history: History) -> list[int]:
-    """Of each point, itself and what builds on it, as bits."""
     found = [1 << index for index in range(len(history.points))]
     for index in range(history.last, -1, -1):
         for parent in history.points[index].parents:
@@ -154,10 +150,8 @@ def _gather(history: History, rows: Sequence[BisectRun], settings: SearchSetting
 
 
 def _possible(history: History) -> int:
-    """Every point but the good end, less those with the same contents as a parent: if one is bad, that parent was bad before it.
-
-    Equal contents further apart say less: what is landed, reverted and landed again is bad twice, and the second time is to blame.
-    """
+    """Every point but the good end, less those with the same contents as a parent: if one is bad, that parent was bad before it. Equal
+    contents further apart say less: what is landed, reverted and landed again is bad twice, and the second time is to blame."""
     points = history.points
     changed = (
         index for index, point in enumerate(points) if index and all(points[parent].contents != point.contents for parent in point.parents)
@@ -186,7 +180,6 @@ def _exact(history: History, tallies: Mapping[int, Tally], possible: int, notes:
 
 
 def _came_and_went(history: History, dropped: Sequence[int]) -> list[str]:
-    """A note about bad points before good ones."""
     if not dropped:
         return []
     names = ", ".join(history.points[index].commit[:12] for index in dropped)
@@ -214,23 +207,18 @@ def _noisy(blank: Assessment, possible: int, notes: list[str]) -> Assessment:
         notes += _came_and_went(history, dropped)
         for index in dropped:
             del tallies[index]
-        if dropped:
-            model = type(model)(tallies, 0, history.last) if isinstance(model, MarksModel) else _without(model, dropped)
+        if isinstance(model, MarksModel):
+            model = MarksModel(tallies, 0, history.last)
+        elif dropped:
+            values = {index: found for index, found in model.scatter.values.items() if index not in dropped}
+            model = MeansModel(replace_fields(model.scatter, values=values, flips=False))
         cells = _posterior(history, model, tallies, possible)
     return Assessment(
         history, settings, blank.tallies, blank.skipped, cells, blank.region, model=model.name, steady=steady, notes=tuple(notes)
     )
 
 
-def _without(model: MeansModel | StepModel, dropped: Sequence[int]) -> MeansModel:
-    values = {index: found for index, found in model.scatter.values.items() if index not in dropped}
-    scatter = model.scatter
-    return MeansModel(type(scatter)(values, scatter.means, scatter.deviation, scatter.freedom, scatter.tallies))
-
-
-def _model(
-    history: History, tallies: Mapping[int, Tally], settings: SearchSettings, notes: list[str]
-) -> tuple[MarksModel | StepModel | MeansModel, bool]:
+def _model(history: History, tallies: Mapping[int, Tally], settings: SearchSettings, notes: list[str]) -> tuple[Model, bool]:
     """Values if there is a check's limit and every run has one; else marks."""
     if settings.metric is not None and tallies:
         if all(len(tally.values) == tally.runs for tally in tallies.values()):
@@ -264,18 +252,6 @@ def _posterior(history: History, model: Model, tallies: Mapping[int, Tally], pos
     total = math.fsum(share * cell.bit_count() for share, cell in zip(shares, cells, strict=True))
     return tuple(Cell(cell, share / total) for cell, share in zip(cells, shares, strict=True))
 
-
-__all__ = [
-    "Assessment",
-    "SearchSettings",
-    "Threshold",
-    "answer",
-    "assess",
-    "choose_points",
-    "known_by_contents",
-    "rounds_needed",
-    "useless",
-]
 
 STEADY_ENDS = 3
 NOISY_ENDS = 5
@@ -326,7 +302,13 @@ def choose_points(assessment: Assessment, count: int) -> list[int]:
         chosen.append(unconfirmed)
     margin = (1 - assessment.settings.confidence) / 10 if assessment.noisy else 0.0
     worth = _Worth(assessment)
-    open_points = {point: chance for point in _eligible(assessment) if margin < (chance := assessment.bad(point)) < 1 - margin}
+    # Not the ends, not what was only skipped, not what has had its runs.
+    eligible = [
+        point
+        for point in bits(assessment.region)
+        if 0 < point < assessment.history.last and point not in assessment.skipped and _left(assessment, point) > 0
+    ]
+    open_points = {point: chance for point in eligible if margin < (chance := assessment.bad(point)) < 1 - margin}
     for turn in range(1, count - len(chosen) + 1):
         aim = turn / (count + 1)
         taken = Counter(chosen)
@@ -343,17 +325,7 @@ def choose_points(assessment: Assessment, count: int) -> list[int]:
 
 
 def _left(assessment: Assessment, point: int) -> int:
-    """Runs that a point may still have."""
     return assessment.settings.repeat - assessment.tallies.get(point, Tally()).runs
-
-
-def _eligible(assessment: Assessment) -> list[int]:
-    """Points that may be run: not the ends, not what was only skipped, not what has had its runs."""
-    return [
-        point
-        for point in bits(assessment.region)
-        if 0 < point < assessment.history.last and point not in assessment.skipped and _left(assessment, point) > 0
-    ]
 
 
 def _ends(assessment: Assessment) -> list[int]:
@@ -368,8 +340,6 @@ def _ends(assessment: Assessment) -> list[int]:
 
 
 class _Worth:
-    """The expected information of one run."""
-
     def __init__(self, assessment: Assessment) -> None:
         self.tested = sorted(assessment.tallies)
         self.blocks: dict[int, tuple[int, int, int]] = {}
@@ -394,11 +364,9 @@ class _Worth:
 
 
 def _unconfirmed(assessment: Assessment) -> int | None:
-    """A point that must be run before the most probable suspects are convicted; None when there is none, or it may not be run.
-
-    On branches two bad points can leave a suspect that was never run. If each was broken by its own commit, that suspect is innocent.
-    And one wild run of a point sends the whole search to it, so that it ends up on the border.
-    """
+    """A point that must be run before the most probable suspects are convicted; None when there is none, or it may not be run. On branches
+    two bad points can leave a suspect that was never run. If each was broken by its own commit, that suspect is innocent. And one wild run
+    of a point sends the whole search to it, so that it ends up on the border."""
     top = assessment.atoms[0]
     if top.weight * top.members.bit_count() < _wanted(assessment):
         return None
@@ -424,7 +392,6 @@ def _wanted(assessment: Assessment) -> float:
 
 
 def _settled(assessment: Assessment) -> bool:
-    """Whether no further run is needed."""
     top = assessment.atoms[0]
     certain = top.weight * top.members.bit_count() >= _wanted(assessment)
     return certain and _unconfirmed(assessment) is None and not _ends(assessment)
@@ -440,7 +407,6 @@ def useless(assessment: Assessment, running: Sequence[int]) -> set[int]:
 
 
 def answer(assessment: Assessment) -> BisectAnswer:
-    """What the rows say so far."""
     history = assessment.history
     flaky = tuple(history.points[index].id for index, tally in assessment.tallies.items() if tally.disagree)
     said = BisectAnswer(state="open", model=assessment.model, flaky=flaky, notes=assessment.notes)
@@ -458,7 +424,11 @@ def answer(assessment: Assessment) -> BisectAnswer:
     last_good, first_bad = (None if index is None else history.points[index].id for index in _border(assessment, suspects))
     return BisectAnswer(
         state="found" if found else "range" if over else "open",
-        suspects=tuple(_suspect(history, point, atom.weight) for atom in atoms for point in bits(atom.members)),
+        suspects=tuple(
+            Suspect(point=one.id, repo=one.repo, commit=one.commit, subject=one.subject, probability=min(atom.weight, 1.0))
+            for atom in atoms
+            for one in (history.points[point] for point in bits(atom.members))
+        ),
         confidence=min(confidence, 1.0),
         last_good=last_good,
         first_bad=first_bad,
@@ -467,11 +437,6 @@ def answer(assessment: Assessment) -> BisectAnswer:
         flaky=said.flaky,
         notes=said.notes,
     )
-
-
-def _suspect(history: History, point: int, probability: float) -> Suspect:
-    one = history.points[point]
-    return Suspect(point=one.id, repo=one.repo, commit=one.commit, subject=one.subject, probability=min(probability, 1.0))
 
 
 def _border(assessment: Assessment, suspects: int) -> tuple[int | None, int | None]:
@@ -483,7 +448,6 @@ def _border(assessment: Assessment, suspects: int) -> tuple[int | None, int | No
 
 
 def _why(assessment: Assessment, atoms: Sequence[Cell]) -> str:
-    """Why it is only a range."""
     members = union(atom.members for atom in atoms)
     untested = [point for point in bits(members) if point in assessment.skipped]
     if members.bit_count() == 1:

@@ -117,12 +117,18 @@ def read_failure(log: Path, exit_code: int | None, *, hung: bool = False) -> Fai
     own = found.line in seen.lines
     parts = [*sorted(seen.tests), *sorted(seen.raised)] if seen.testing else []
     if not own:
-        parts += [_alike(found.cause) + _place(found)] if found.cause else [] if hung or parts else seen.last_words()
+        # The function that raised it: a bare `AssertionError` may come from anywhere. Line numbers move with every commit.
+        frames = [frame for text in found.excerpt if (frame := _FRAME.match(text))]
+        place = f" in {Path(frames[-1][1]).name}:{frames[-1][2]}" if frames else ""
+        parts += [_alike(found.cause) + place] if found.cause else [] if hung or parts else seen.last_words()
+    cause = "; ".join(parts)
+    if len(cause) > _LONGEST:  # its beginning, and a hash of all of it
+        cause = f"{cause[: _LONGEST - 20]}… {hashlib.sha256(cause.encode()).hexdigest()[:12]}"
     failure = Failure(
         kind=kind,
         boundary=found.boundary,
         signature=found.signature,
-        cause=_short("; ".join(parts)),
+        cause=cause,
         exit_code=exit_code,
         shown=(one_line(found.cause) or one_line(seen.last))[:_LONGEST],
         beside=seen.beside(None if seen.testing else found.line),
@@ -147,7 +153,8 @@ def _ending(log: Path) -> Path:
 def _signatures() -> tuple[Signature, ...]:
     """The known failures of all loops: nobody says which one a command runs. Those by frames are left out, since what a commit does
     wrong is raised there, too."""
-    return tuple(s for loop in loops.usable() for s in loop.signatures() if not s.frame)
+    found = [*map(load_signatures, loops.signature_files()), *(loop.signatures() for loop in loops.installed())]
+    return tuple(signature for signatures in found for signature in signatures if not signature.frame)
 
 
 @functools.cache
@@ -157,8 +164,6 @@ def _general() -> tuple[Signature, ...]:
 
 @dataclass(slots=True)
 class _Seen:
-    """What one pass over the log found."""
-
     scan: Scan
     machines: Sequence[Signature]
     tests: set[str] = field(default_factory=set)
@@ -172,11 +177,9 @@ class _Seen:
 
     @property
     def testing(self) -> bool:
-        """Whether a test runner reported failures. Its heads alone are none: other programs underline like that."""
         return bool(self.lines and (self.tests or self.raised))
 
     def feed(self, line: Line) -> None:
-        """Take the next line."""
         self.scan.feed(line)
         text = line.body.strip()
         if text and not text.startswith(_NOTE):
@@ -228,17 +231,5 @@ def _machine_of(chain: Chain, known: Iterable[Signature]) -> list[str]:
     return [match] if match in MACHINE else []
 
 
-def _place(found: Diagnosis) -> str:
-    """The function that raised it: a bare `AssertionError` may come from anywhere. Line numbers move with every commit."""
-    frames = [frame for text in found.excerpt if (frame := _FRAME.match(text))]
-    return f" in {Path(frames[-1][1]).name}:{frames[-1][2]}" if frames else ""
-
-
 def _alike(text: str) -> str:
-    """A text of one run as every run that fails alike has it."""
     return _OWN.sub("#", generic(one_line(text)))[:_REASON]
-
-
-def _short(text: str) -> str:
-    """A long list by its beginning and a hash of all of it."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]}… {hashlib.sha256(text.encode()).hexdigest()[:12]}"

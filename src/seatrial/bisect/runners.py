@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.bisect.bisect_records import BisectPlan
-from seatrial.bisect.bisect_step import BisectStep, PreparedStep, RunFacts
+from seatrial.bisect.step_preparer import BisectStep, PreparedStep, RunFacts
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import write_bytes
 from seatrial.core.jobs import PLACEHOLDER, Batch, Component, Ending, Job, Profile, UnitState, UnitStatus
@@ -25,12 +24,11 @@ from seatrial.core.verdict import ExitCode
 from seatrial.evidence.redact import Redactor
 from seatrial.runtime import slurm_submit
 from seatrial.runtime.environments import mounts_of
-from seatrial.runtime.interrupt import check_stop, stop_requested
+from seatrial.runtime.interrupt import check_stop, rest, stop_requested
 from seatrial.runtime.jobdir import BATCH, job_dir
-from seatrial.runtime.process import CannotStart, Control, ProcessSpec, end_leftovers, run
+from seatrial.runtime.process import CannotStart, Control, ProcessSpec, end_leftovers, run_stoppable
 from seatrial.runtime.ray import ray_job
 from seatrial.runtime.slurm_status import FIRST_WAIT_S, LIVE, LONGEST_WAIT_S, Poller, redact_logs
-from seatrial.trial.level import stopped_too
 from seatrial.trial.slurm_job import CACHES, outside_git
 
 GRACE_S = 10.0
@@ -40,10 +38,7 @@ _LEFTOVERS = ("steps/*/*.pids", "steps/*/trial/**/*.pids", "stores/*/*.pids")
 """Where runs and fetches note their processes. Not in the trees, which may be large."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    prepared: PreparedStep
-    control: Control
+Running = dict[Future[RunFacts], tuple[PreparedStep, Control]]
 
 
 class LocalRunner:
@@ -55,17 +50,17 @@ class LocalRunner:
     def run(self, prepared: Sequence[PreparedStep], useless: Callable[[], set[int]]) -> Iterator[tuple[PreparedStep, RunFacts]]:
         """Each step with its facts, as they end. `useless` names, by their numbers, steps that no longer matter."""
         waiting = list(prepared)
-        running: dict[Future[RunFacts], _Running] = {}
+        running: Running = {}
         controls: list[Control] = []
         pool = ThreadPoolExecutor(self._plan.jobs, "run")
         try:
             while waiting or running:
                 while waiting and len(running) < self._plan.jobs:
-                    begun = _Running(waiting.pop(0), Control())
-                    controls.append(begun.control)  # first: an interrupt may come before the run is known to be under way
-                    running[pool.submit(self._follow, begun)] = begun
+                    begun = waiting.pop(0), Control()
+                    controls.append(begun[1])  # first: an interrupt may come before the run is known to be under way
+                    running[pool.submit(self._follow, *begun)] = begun
                 for future in wait(running, _LOOK_S, FIRST_COMPLETED).done:
-                    yield running.pop(future).prepared, future.result()
+                    yield running.pop(future)[0], future.result()
                     for idle in self._cancel(waiting, running, useless()):
                         yield idle, idle.facts(None, "interrupted")
                 if stop_requested():
@@ -76,37 +71,35 @@ class LocalRunner:
             _stop(controls, 0.0)
             pool.shutdown()
 
-    def _cancel(self, waiting: list[PreparedStep], running: dict[Future[RunFacts], _Running], gone: set[int]) -> list[PreparedStep]:
+    def _cancel(self, waiting: list[PreparedStep], running: Running, gone: set[int]) -> list[PreparedStep]:
         """End those that run and no longer matter; gives those that were not begun, which are not begun any more."""
-        for one in running.values():
-            if one.prepared.step.number in gone and not one.control.asked:
-                self._tell(f"{one.prepared.step.point.commit[:12]}: its result no longer matters, ending it")
-                one.control.stop("its result no longer matters", GRACE_S)
+        for one, control in running.values():
+            if one.step.number in gone and not control.asked:
+                self._tell(f"{one.step.point.commit[:12]}: its result no longer matters, ending it")
+                control.stop("its result no longer matters", GRACE_S)
         idle = [one for one in waiting if one.step.number in gone]
         waiting[:] = [one for one in waiting if one.step.number not in gone]
         return idle
 
-    def _follow(self, one: _Running) -> RunFacts:
-        prepared, step = one.prepared, one.prepared.step
+    def _follow(self, prepared: PreparedStep, control: Control) -> RunFacts:
+        step = prepared.step
         spec = ProcessSpec(
             argv=prepared.argv,
             env=prepared.env,
-            cwd=prepared.cwd,
-            log=prepared.log,
+            cwd=step.tree,
+            log=step.log,
             run_id=f"bisect-{step.directory.name}-{time.time_ns()}",
             deadline_s=60 * self._plan.minutes,
             stall_s=math.inf,  # a command that says nothing is not stuck: only the deadline ends it
             grace_s=GRACE_S,
             line_filter=self._redactor.lines().line,
-            control=one.control,
+            control=control,
         )
         try:
-            outcome = run(spec)
+            outcome = run_stoppable(spec)
         except CannotStart as error:
             return prepared.facts(error.code, "exited")
-        # Whoever stops Seatrial may signal all its processes at once: then the command did not fail by itself.
-        cut = outcome.ended == "exited" and outcome.exit_code != 0 and stopped_too(outcome.signal)
-        return prepared.facts(None, "interrupted") if cut else prepared.facts(outcome.exit_code, outcome.ended)
+        return prepared.facts(outcome.exit_code, outcome.ended)
 
 
 def _stop(controls: Sequence[Control], grace_s: float) -> None:
@@ -159,10 +152,12 @@ class SlurmRunner:
                         waiting.remove(idle)
                         yield idle, idle.facts(None, "interrupted")
                 if len(queued) == self._plan.jobs or not waiting:
-                    self._rest(pause if queued else 0.0)
+                    rest(pause if queued else 0.0)
                     pause = min(pause * 1.2, LONGEST_WAIT_S)
         finally:
-            _end(queued, self._tell)
+            # What is in the queue is cancelled and waited for: its tree is removed next.
+            if left := [_batch(one.step) for one in queued if (_batch(one.step) / BATCH).is_file()]:
+                cancel_all(left, self._tell)
 
     def _hand_over(self, one: PreparedStep) -> None:
         directory = _batch(one.step)
@@ -174,7 +169,6 @@ class SlurmRunner:
         self._tell(f"{one.step.point.commit[:12]}: submitted as Slurm job {sent.slurm}")
 
     def _ended(self, queued: Sequence[PreparedStep]) -> list[tuple[PreparedStep, UnitStatus]]:
-        """Those whose job has ended."""
         snapshot = Poller([_batch(one.step) for one in queued]).poll()
         found = []
         for one, (_, units) in zip(queued, snapshot.batches, strict=True):
@@ -201,7 +195,7 @@ class SlurmRunner:
         redact_logs(Poller([_batch(one.step)]).poll(), self._redactor.log, self._tell)
         for log in found:
             self._redactor.file(log)
-        write_bytes(one.log, b"".join(log.read_bytes() for log in found))
+        write_bytes(one.step.log, b"".join(log.read_bytes() for log in found))
 
     def _cancel(self, several: Sequence[PreparedStep]) -> set[int]:
         """Numbers of those that were cancelled; a controller that does not answer now is asked again after the next end."""
@@ -217,15 +211,8 @@ class SlurmRunner:
             done.add(one.step.number)
         return done
 
-    def _rest(self, seconds: float) -> None:
-        stops = time.monotonic() + seconds
-        while time.monotonic() < stops:
-            check_stop()
-            time.sleep(_LOOK_S)
-
 
 def job_of(plan: BisectPlan, one: PreparedStep, profile: Profile) -> Job:
-    """The job of a step."""
     step = one.step
     if one.withheld:
         message = f"{', '.join(one.withheld)}: a secret, which is never written into a job"
@@ -277,7 +264,6 @@ def _outside(plan: BisectPlan, one: PreparedStep) -> Iterator[Path]:
 
 
 def facts_of(one: PreparedStep, status: UnitStatus, minutes: float, *, in_ray: bool = False) -> RunFacts:
-    """What a job that has ended says of its run."""
     if status.state is UnitState.DONE:
         return one.facts(0, "exited")
     word = status.scheduler if status.scheduler not in _BY_ITSELF else ""
@@ -296,19 +282,11 @@ def facts_of(one: PreparedStep, status: UnitStatus, minutes: float, *, in_ray: b
 
 
 def is_queued(step: Path) -> bool:
-    """Whether the job of a step was handed to Slurm."""
     return (step / JOBS / BATCH).is_file() and job_dir(step / JOBS, JOB).submission_file.is_file()
 
 
 def _batch(step: BisectStep) -> Path:
     return step.directory / JOBS
-
-
-def _end(queued: Sequence[PreparedStep], tell: Callable[[str], None]) -> None:
-    """Cancel what is in the queue, and wait until it is gone: its tree is removed next."""
-    left = [_batch(one.step) for one in queued if (_batch(one.step) / BATCH).is_file()]
-    if left:
-        cancel_all(left, tell)
 
 
 def cancel_all(directories: Sequence[Path], tell: Callable[[str], None]) -> int:
@@ -342,7 +320,6 @@ def queued(directory: Path) -> set[Path]:
 
 
 def _open(directory: Path) -> list[Path]:
-    """The batches that were handed over and have no result."""
     batches = sorted(file.parent for file in directory.glob(f"steps/*/{JOBS}/{BATCH}"))
     return [path for path in batches if job_dir(path, JOB).submission_file.is_file() and job_dir(path, JOB).not_done(range(1))]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from seatrial.bisect.bisect_dir import resume_command
 from seatrial.bisect.bisect_records import BisectAnswer, BisectPlan, BisectRun, Failure, History, Mark, Point, SkipKind
-from seatrial.bisect.bisect_session import BisectSession, RunRequest, short
+from seatrial.bisect.bisect_session import BisectSession, short
 from seatrial.bisect.bisect_view import percent
 from seatrial.bisect.commit_history import exists, inside_tree
 from seatrial.bisect.judge_run import threshold
@@ -32,6 +32,7 @@ from seatrial.bisect.posterior import (
     known_by_contents,
     useless,
 )
+from seatrial.bisect.step_preparer import BisectStep
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.verdict import Boundary
 
@@ -45,22 +46,16 @@ def for_skip(plan: BisectPlan, row: BisectRun, name: str) -> tuple[str, str]:
     why, separator, remedy = row.reason.rpartition("; ")
     if row.skip in (SkipKind.BUILD, SkipKind.BUILD_COMMAND, SkipKind.TREE) and separator and _FLAG.search(remedy):
         return why, f"{remedy}; or {another}"
-    return row.reason, _for_skip(plan, row, name, another)
-
-
-def _for_skip(plan: BisectPlan, row: BisectRun, name: str, another: str) -> str:
-    if row.skip is SkipKind.BUILD_COMMAND:
-        return f"correct --build, or {another}"
-    if row.skip is SkipKind.BUILD:
-        return f"choose another lock or none with --env, or another version with --python; or {another}"
-    if row.skip is SkipKind.UNEDITED:
-        return f"correct the file of --edit, or {another} that has it"
-    if row.skip is SkipKind.ABSENT:
-        return f"{another} that has it; or bring it with --patch, or give the command a copy that lies outside of the tree"
-    if row.skip is SkipKind.OTHER_FAILURE and plan.failure is not None:
+    fixes = {
+        SkipKind.BUILD_COMMAND: f"correct --build, or {another}",
+        SkipKind.BUILD: f"choose another lock or none with --env, or another version with --python; or {another}",
+        SkipKind.UNEDITED: f"correct the file of --edit, or {another} that has it",
+        SkipKind.ABSENT: f"{another} that has it; or bring it with --patch, or give the command a copy that lies outside of the tree",
+    }
+    if plan.failure is not None:
         other = "; it fails there, if in another way" if name == "good" else ""
-        return f"correct --failure, which must match one line of the log{other}; or {another}"
-    return f"{another}, or correct the command"
+        fixes[SkipKind.OTHER_FAILURE] = f"correct --failure, which must match one line of the log{other}; or {another}"
+    return row.reason, fixes.get(row.skip or SkipKind.HAND, f"{another}, or correct the command")
 
 
 def for_failing_good(plan: BisectPlan, row: BisectRun, log: Path) -> str:
@@ -113,14 +108,18 @@ def verify_endpoints(session: BisectSession, history: History, number: int = 0) 
         for end in pair
         if end is not None
     ]:
-        session.execute([RunRequest(end, "ends", 0, number, measured=end is good) for end in owed[: session.plan.jobs]])
+        session.execute([BisectStep(end, "ends", 0, number, measured=end is good) for end in owed[: session.plan.jobs]])
         _refuse_unmeasured(session, good, number)
         _refuse_skips(session, good, "good", number)
         _refuse_skips(session, bad, "bad", number)
     _judge(session, good, bad, number, limit)
     _refuse_failing_good(session, good, bad, number)
     failures = [row.failure for row in _rows(session, bad, number) if row.mark is Mark.BAD and row.failure]
-    session.failures[:] = _distinct(failures)
+    found: list[Failure] = []
+    for failure in failures:
+        if not any(failure.same(other) for other in found):
+            found.append(failure)
+    session.failures[:] = found
 
 
 def _owed(session: BisectSession, end: Point, bad: Point, number: int, limit: Threshold | None) -> int:
@@ -137,18 +136,6 @@ def _rows(session: BisectSession, end: Point, number: int) -> list[BisectRun]:
     return [row for row in session.evidence(number) if row.point == end.id and row.stage == "ends"]
 
 
-def _shown(session: BisectSession, bad: Point, number: int) -> bool:
-    return any(row.mark is Mark.BAD for row in _rows(session, bad, number))
-
-
-def _distinct(failures: Sequence[Failure]) -> list[Failure]:
-    found: list[Failure] = []
-    for failure in failures:
-        if not any(failure.same(other) for other in found):
-            found.append(failure)
-    return found
-
-
 def _refuse_skips(session: BisectSession, end: Point, name: str, number: int) -> None:
     """An end that cannot be judged leaves nothing to search between."""
     row = next((row for row in reversed(_rows(session, end, number)) if row.mark is Mark.SKIP), None)
@@ -158,11 +145,7 @@ def _refuse_skips(session: BisectSession, end: Point, name: str, number: int) ->
     message = f"the {name} end {short(end)} cannot be judged: "
     log = _log(session, row)
     if row.skip in (SkipKind.ENVIRONMENT, SkipKind.TRIAL):
-        raise BlockedError(
-            Boundary.ENVIRONMENT,
-            message + row.reason + log,
-            f"repair it, then: {resume_command(session.directory)}",
-        )
+        raise BlockedError(Boundary.ENVIRONMENT, message + row.reason + log, f"repair it, then: {resume_command(session.directory)}")
     raise UserError(message + why + log, fix)
 
 
@@ -198,7 +181,8 @@ def _judge(session: BisectSession, good: Point, bad: Point, number: int, limit: 
     of_good, of_bad = _rows(session, good, number), _rows(session, bad, number)
     good_fails = side(of_good, limit) is Mark.BAD
     # Without a metric one bad run is enough: a flaky failure need not show often.
-    bad_passes = not _shown(session, bad, number) or (limit is not None and side(of_bad, limit) is Mark.GOOD)
+    never_bad = all(row.mark is not Mark.BAD for row in of_bad)
+    bad_passes = never_bad or (limit is not None and side(of_bad, limit) is Mark.GOOD)
     if good_fails and bad_passes:
         raise UserError(
             f"the ends are swapped: {short(good)}, said to be good, fails, and {short(bad)}, said to be bad, passes",
@@ -211,8 +195,10 @@ def _judge(session: BisectSession, good: Point, bad: Point, number: int, limit: 
             for_failing_good(session.plan, row, session.directory / row.directory / "run.log"),
         )
     if bad_passes:
+        values = [f"{row.value:.6g}" for row in of_bad if isinstance(row.value, float)]
+        runs = f"{len(of_bad)} runs" if len(of_bad) > 1 else "its run"
         raise UserError(
-            f"the bad end {short(bad)} is not bad: {_measured(of_bad)}",
+            f"the bad end {short(bad)} is not bad: {runs} passed" + (f", measured {', '.join(values)}" if values else ""),
             "name a commit that fails with --bad; if it fails only now and then, allow more runs with --repeat; or the command does not "
             "test its tree at all (python -I and -E pass over PYTHONPATH and find your checkout, if that is installed)",
         )
@@ -228,12 +214,6 @@ def side(rows: Sequence[BisectRun], limit: Threshold | None) -> Mark:
     return Mark.BAD if 2 * sum(row.mark is Mark.BAD for row in rows) > len(rows) else Mark.GOOD
 
 
-def _measured(rows: Sequence[BisectRun]) -> str:
-    values = [row.value for row in rows if isinstance(row.value, float)]
-    runs = f"{len(rows)} runs" if len(rows) > 1 else "its run"
-    return f"{runs} passed" + (f", measured {', '.join(f'{value:.6g}' for value in values)}" if values else "")
-
-
 def search(
     session: BisectSession, history: History, how: SearchSettings, write: Callable[[BisectAnswer], None], number: int = 0
 ) -> BisectAnswer:
@@ -243,7 +223,7 @@ def search(
         for like in known_by_contents(history, session.evidence(number)):
             point = history.points[history.by_id[like.point]]
             # It is a copy: with noise it would count as a run of its own.
-            session.note(RunRequest(point, "search", last, number), like.mark, like.reason, like, like.notes, copied=True)
+            session.note(BisectStep(point, "search", last, number), like, like.reason, like.notes, copied=True)
         state = assess(history, session.evidence(number), how)
         found = answer(state)
         write(found)
@@ -271,9 +251,9 @@ def progress(state: Assessment, found: BisectAnswer) -> str:
 def _round(session: BisectSession, history: History, how: SearchSettings, picked: Sequence[int], last: int, number: int) -> None:
     """Run the picked points; as long as all that was learnt is that points cannot be tested, others take their place."""
     while picked:
-        wanted = [RunRequest(history.points[index], "search", last, number) for index in picked]
+        wanted = [BisectStep(history.points[index], "search", last, number) for index in picked]
 
-        def superfluous(running: Sequence[RunRequest]) -> set[int]:
+        def superfluous(running: Sequence[BisectStep]) -> set[int]:
             state = assess(history, session.evidence(number), how)
             indices = [history.by_id[one.point.id] for one in running]
             gone = useless(state, indices)

@@ -10,7 +10,6 @@ import os
 import posixpath
 import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -19,10 +18,9 @@ from pathlib import Path
 
 from seatrial.bisect.bisect_records import Edit, Pin, SkipKind
 from seatrial.bisect.git_stores import GitStore, Stores, TreeError, machine_or_tree
-from seatrial.core.errors import BlockedError, UserError
-from seatrial.core.files import is_lfs_pointer
+from seatrial.core.errors import UserError
+from seatrial.core.files import delete, is_lfs_pointer
 from seatrial.core.guarded import real_path
-from seatrial.core.verdict import Boundary
 from seatrial.evidence.git import commit_of, fields, git, is_ancestor, line, pointers, text
 from seatrial.evidence.repos import gitlinks
 
@@ -85,8 +83,6 @@ def moved_submodules(git_dir: Path, commit: str) -> tuple[tuple[str, str | None,
 
 @dataclass
 class _Making:
-    """A tree under way."""
-
     stores: Stores
     root: Path
     main: Pin
@@ -152,31 +148,6 @@ def _refuse_pointers(store: GitStore, place: Path, commit: str) -> None:
         raise TreeError(SkipKind.TREE, message, f"{fix}, and let Git LFS smudge (git lfs install)")
 
 
-def delete(path: Path) -> None:
-    """Remove a file or a directory, also one with read-only directories in it; a BlockedError when the machine refuses."""
-    try:
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.exists():
-            _delete_directory(path)
-    except OSError as error:
-        message = f"{path}: cannot remove: {error.strerror or error} ({error.filename})"
-        raise BlockedError(Boundary.ENVIRONMENT, message, f"remove it yourself: rm -rf {shlex.quote(str(path))}") from error
-
-
-def _delete_directory(path: Path) -> None:
-    try:
-        shutil.rmtree(path)
-    except PermissionError:
-        # Directories that a build made read-only.
-        path.chmod(0o700)
-        for parent, names, _ in os.walk(path):
-            for name in names:
-                if not (directory := Path(parent, name)).is_symlink():
-                    directory.chmod(0o700)
-        shutil.rmtree(path)
-
-
 SED_S = 60.0
 _IO_ERROR = 4
 """What GNU sed exits with when the disk fails it."""
@@ -212,7 +183,6 @@ def apply_edits(tree: Path, edits: Sequence[Edit]) -> tuple[str, ...]:
 
 
 def unchanged(file: str) -> str:
-    """The note on an edit that changed nothing."""
     return f"--edit {file}: changed nothing at this commit"
 
 
@@ -246,21 +216,17 @@ def _pick(git_dir: Path, tree: Path, patch: str, commit: str) -> str:
         git(tree, "cherry-pick", "--no-commit", *(("--mainline", "1") if len(parents) > 1 else ()), found, own=True)
     except UserError as error:
         told = _refused(patch, commit, error)
-        if told.kind is not SkipKind.TREE or not is_ancestor(git_dir, found, commit) or _reverted(git_dir, found, commit):
+        if told.kind is not SkipKind.TREE or not is_ancestor(git_dir, found, commit):
+            raise told from error
+        said = f"--grep=This reverts commit {found}"  # in the words of `git revert`
+        if git(git_dir, "rev-list", "--max-count=1", "--fixed-strings", said, f"{found}..{commit}"):
             raise told from error
         git(tree, "read-tree", "--reset", "-u", before, own=True)
         return "is in its history, what it changed was changed again, and it was left out"
     return _IN if _staged(tree) == before else ""
 
 
-def _reverted(git_dir: Path, patch: str, commit: str) -> bool:
-    """Whether a commit since then says, in the words of `git revert`, that it takes the patch out."""
-    said = f"--grep=This reverts commit {patch}"
-    return bool(git(git_dir, "rev-list", "--max-count=1", "--fixed-strings", said, f"{patch}..{commit}"))
-
-
 def _staged(tree: Path) -> str:
-    """The tree object of what is staged."""
     return line(git(tree, "write-tree"))
 
 
@@ -271,22 +237,18 @@ def _apply_file(tree: Path, patch: Path) -> str:
     except UserError as error:
         raise UserError(f"--patch {patch}: not a patch: {error.message}", "make one by: git diff --binary > FILE") from error
     # The check looks at contents only: it takes a file whose mode is to be changed for one that is changed already.
-    if not _MODES.search(summary) and _could_be_taken_out(tree, patch):
-        return _IN
+    if not _MODES.search(summary):
+        try:
+            git(tree, "apply", "--check", "--reverse", "--whitespace=nowarn", str(patch), own=True)
+            return _IN
+        except UserError:
+            pass  # it could not be taken out, so it is not in
     before = _staged(tree)
     try:
         git(tree, "apply", "--3way", "--whitespace=nowarn", str(patch), own=True)
     except UserError as error:
         raise _refused(patch.name, line(git(tree, "rev-parse", "HEAD")), error) from error
     return _IN if _staged(tree) == before else ""
-
-
-def _could_be_taken_out(tree: Path, patch: Path) -> bool:
-    try:
-        git(tree, "apply", "--check", "--reverse", "--whitespace=nowarn", str(patch), own=True)
-    except UserError:
-        return False
-    return True
 
 
 def _refused(patch: str, commit: str, error: UserError) -> TreeError:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.core.errors import UserError
-from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_json, parse_json_once
+from seatrial.core.journal import read_journal
 from seatrial.core.records import CheckResult, replace
 from seatrial.core.series import Damage, Metrics
 from seatrial.core.verdict import Boundary
@@ -45,16 +45,16 @@ def read_facts(path: Path) -> Facts:
         return Facts(())
     rows: list[Row] = []
     damage: list[Damage] = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line:
+    for line in read_journal(path):
+        if not line.text:
             continue
         try:
-            row = parse_json_once(line)
+            row = parse_json_once(line.text)
             if not isinstance(row, dict) or not isinstance(row.get("fact"), str):
                 raise BadValue("a fact is an object with the key 'fact'")
             rows.append(row)
         except BadValue as error:
-            damage.append(Damage(str(path), f"line {number}", 1, f"not a fact: {error}"))
+            damage.append(Damage(str(path), f"line {line.number}", 1, f"not a fact: {error}"))
     return Facts(tuple(rows), tuple(damage))
 
 
@@ -193,7 +193,7 @@ def trained_with(path: Path) -> CheckResult:
 
 def _imports(path: Path) -> Iterator[dict[str, Any]]:
     """The import proofs; a torn row proves nothing, and the judge names it."""
-    for row in read_text(path).split("\n") if path.is_file() else ():
+    for _, row, _ in read_journal(path) if path.is_file() else ():
         try:
             entry = parse_json(row)
         except BadValue:

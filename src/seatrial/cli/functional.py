@@ -86,11 +86,11 @@ def _run(planned: Sequence[PlannedScript], place: ExecutionPlace, out: Path | No
     from seatrial.runtime.interrupt import Interruptible
     from seatrial.trial.run_dir import named_directory, new_directory
 
-    end_earlier((out.absolute().parent if out else RUNS).glob("*/*/run.log.pids"), _tell)
+    end_earlier((out.absolute().parent if out else RUNS).glob("*/*/run.log.pids"), box.tell)
     directory = named_directory(out) if out else new_directory(RUNS, "functional")
     looked = {one.name: checkout_state(one.cwd) for one in planned}
     with Interruptible() as stop, place:
-        whole = run_all(planned, directory, place, _tell, _show_result)
+        whole = run_all(planned, directory, place, box.tell, _show_result)
     _show_summary(whole, directory)
     _keep(whole, directory, looked)
     stop.check()
@@ -105,12 +105,12 @@ def _place(planned: Sequence[PlannedScript], options: box.Options, hermetic: boo
         raise UserError("--hermetic is a fresh environment, and --image a container", "give one of them")
     projects = tuple(dict.fromkeys(one.cwd for one in planned))
     outside = tuple(one.script.parent for one in planned if options.image and not one.script.is_relative_to(one.cwd))
-    place = box.make_place(options, (*projects, *outside), _tell, fresh=hermetic)
+    place = box.make_place(options, (*projects, *outside), box.tell, fresh=hermetic)
     if options.image or hermetic:
         clear = box.without_secrets()
         for one in planned:
             for line in place.shown(clear(one.argv), one.cwd):
-                _tell(line)
+                box.tell(line)
     return place
 
 
@@ -125,11 +125,7 @@ def _keep(whole: FunctionalRun, directory: Path, looked: Mapping[str, CheckoutSt
             name = f"{result.name} {copied.name}" if copied.name.startswith("metrics-") else result.name
             line = auto_import(copied, name=f"functional {name}", looked=looked[result.name], passed=outcomes.get(result.verdict))
             if line:
-                _tell(line)
-
-
-def _tell(text: str) -> None:
-    typer.echo(f"seatrial: {text}", err=True)
+                box.tell(line)
 
 
 def _show_plan(planned: Sequence[PlannedScript]) -> None:
@@ -177,15 +173,13 @@ def _show_summary(whole: FunctionalRun, directory: Path) -> None:
     from rich.text import Text
 
     from seatrial.core.text import visible
-    from seatrial.functional.run_scripts import counted_scripts, steps_told
+    from seatrial.functional.run_scripts import cells_of, counted_scripts
 
     table = Table(title=f"{whole.verdict}: {counted_scripts(whole)}")
     for column in ("Script", "Verdict", "Steps", "Time", "GPU hours", "Reason"):
         table.add_column(column, overflow="fold")
     for result in whole.results:
-        hours = "-" if result.gpu_hours is None else f"{result.gpu_hours:.3g}"
-        told = (result.name, str(result.verdict), steps_told(result), f"{result.seconds:.1f} s", hours, result.reason)
-        table.add_row(*(Text(visible(cell)) for cell in told))
+        table.add_row(*(Text(visible(cell)) for cell in cells_of(result)))
     Console(width=200, soft_wrap=False).print(table)
     for result in whole.results:
         for note in result.notes:

@@ -41,45 +41,26 @@ def make_place(given: Options, projects: tuple[Path, ...], tell: Callable[[str],
     """The place that the options describe; without an image, `fresh` says whether it is a new environment. What cannot be together is a
     UserError."""
     from seatrial.core.errors import UserError
-    from seatrial.functional.container import Container, choose_engine, environment_names, make_box, own_mounts, parse_mount
+    from seatrial.functional import hermetic as places
 
-    names = environment_names(given.env or [])
+    names = places.environment_names(given.env or [])
     if given.image is not None:
         if given.packages or given.keep:
             raise UserError("--with and --keep are about a fresh environment, and --image asks for a container", "leave them out")
-        further = tuple(parse_mount(text) for text in given.mounts or [])
-        return Container(make_box(choose_engine(given.engine), given.image, (*own_mounts(*projects), *further), names))
+        mounts = (*places.own_mounts(*projects), *map(places.parse_mount, given.mounts or []))
+        return places.Container(places.make_box(places.choose_engine(given.engine), given.image, mounts, names))
     if given.engine or given.mounts:
         raise UserError("--engine and --mount are about a container", "give --image IMAGE")
     if not fresh:
-        return here(names, given.packages, given.keep)
-    return fresh_place(projects, names, tuple(given.packages or ()), given.keep, tell)
-
-
-def fresh_place(
-    projects: tuple[Path, ...], names: tuple[str, ...], packages: tuple[str, ...], keep: bool, tell: Callable[[str], None]
-) -> ExecutionPlace:
-    """A fresh environment of one project."""
-    from seatrial.core.errors import UserError
-    from seatrial.functional.fresh_environment import Fresh
-
+        if names or given.packages or given.keep:
+            raise UserError("--env, --with and --keep are about a container or a fresh environment", "give --hermetic or --image IMAGE")
+        return places.ExecutionPlace()
     if len(set(projects)) != 1:
         raise UserError("a fresh environment is that of one project", "run the scripts of each project by themselves")
-    return Fresh(projects[0], names, packages, keep=keep, tell=tell)
-
-
-def here(names: tuple[str, ...], packages: list[str] | None, keep: bool) -> ExecutionPlace:
-    """The caller's environment, which has no options."""
-    from seatrial.core.errors import UserError
-    from seatrial.functional.hermetic import ExecutionPlace
-
-    if names or packages or keep:
-        raise UserError("--env, --with and --keep are about a container or a fresh environment", "give --hermetic or --image IMAGE")
-    return ExecutionPlace()
+    return places.Fresh(projects[0], names, tuple(given.packages or ()), keep=given.keep, tell=tell)
 
 
 def without_secrets() -> Callable[[tuple[str, ...]], tuple[str, ...]]:
-    """What makes the words of a command fit to be printed."""
     import os
 
     from seatrial.evidence.redact import Redactor
@@ -116,26 +97,26 @@ def hermetic(
         raise UserError("no command is given", "put it after --: seatrial hermetic -- pytest tests/unit")
     cwd = Path.cwd()
     options = Options(image=image, engine=engine, env=env, mounts=mount, packages=packages, keep=keep)
-    place = make_place(options, (cwd,), _tell)
+    place = make_place(options, (cwd,), tell)
     for line in place.shown(without_secrets()(command), cwd):
-        _tell(line)
+        tell(line)
     if show:
         return
     kept = [pid_file(log.absolute())] if log else []
-    end_earlier([*kept, *Path(tempfile.gettempdir()).glob(f"{SCRATCH}*/run.log.pids")], _tell)
+    end_earlier([*kept, *Path(tempfile.gettempdir()).glob(f"{SCRATCH}*/run.log.pids")], tell)
     with Interruptible() as stop, tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch, place:
         outcome = run_in(place, command, cwd, log.absolute() if log else Path(scratch) / "run.log", deadline, typer.echo)
     for note in place.notes:
-        _tell(note)
+        tell(note)
     stop.check()
     if outcome.ended == "deadline":
-        _tell(f"the command did not end within {deadline:g} minutes, and was ended")
+        tell(f"the command did not end within {deadline:g} minutes, and was ended")
         raise typer.Exit(ExitCode.FAIL)
     if outcome.exit_code is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    _tell(f"the command itself exited with {outcome.exit_code}")
+    tell(f"the command itself exited with {outcome.exit_code}")
     raise typer.Exit(outcome.exit_code)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
     typer.echo(f"seatrial: {text}", err=True)

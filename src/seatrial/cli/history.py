@@ -5,16 +5,12 @@ A command is made only when it is asked for; an export is written whole or not a
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -24,8 +20,7 @@ from seatrial.core.text import as_rows
 
 if TYPE_CHECKING:
     from seatrial.history.importing import Stated
-    from seatrial.history.run_records import RunValue, StoredRun, Take
-    from seatrial.history.store import Store
+    from seatrial.history.store import RunFilter, RunValue, Store, StoredRun, Take
 
 StoreFile = Annotated[
     Path | None, typer.Option("--store", metavar="FILE", help="Default: $SEATRIAL_HISTORY, [history] store, then the user's own.")
@@ -38,48 +33,7 @@ Metrics = Annotated[list[str], typer.Argument(metavar="METRIC...", help="Names; 
 OnlyMetrics = Annotated[list[str] | None, typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable.")]
 
 
-class Of(TypedDict):
-    """Which runs."""
-
-    project: str | None
-    name: str | None
-    machine: str | None
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Metrics in runs, as a person chose them."""
-
-    metrics: Metrics
-    store: StoreFile = None
-    project: Project = None
-    name: Name = None
-    machine: Machine = None
-    take: TakeName = "last"
-
-    @property
-    def of(self) -> Of:
-        """As the functions of the history take it."""
-        return Of(project=self.project, name=self.name, machine=self.machine)
-
-
-def choosing(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Chosen`: the options of that come first, then its own."""
-    shared = inspect.signature(Chosen, eval_str=True).parameters
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-
-    @functools.wraps(command)
-    def called(**words: Any) -> None:
-        command(Chosen(**{name: words.pop(name) for name in shared}), **words)
-
-    # typer reads the signature; the annotations that `wraps` copied are those of the command
-    called.__signature__ = inspect.Signature([*shared.values(), *own])  # type: ignore[attr-defined]
-    called.__annotations__ = {}
-    return called
-
-
 def opened(asked: Path | None, *, write: bool = False) -> Store:
-    """The store that the options and the configuration name; it must be there."""
     from seatrial.core.errors import UserError
     from seatrial.history.auto_import import history_settings, store_path
     from seatrial.history.store import Store
@@ -91,9 +45,8 @@ def opened(asked: Path | None, *, write: bool = False) -> Store:
 
 
 def taken(word: str) -> Take:
-    """The word of `--take`, checked."""
     from seatrial.core.errors import UserError
-    from seatrial.history.run_records import TAKES
+    from seatrial.history.store import TAKES
 
     for known in TAKES:
         if word == known:
@@ -118,18 +71,14 @@ class Counted(Generic[T]):
             yield item
 
 
-def write(
-    store: Store, patterns: list[str], out: Path | None, form: str | None, project: str | None, name: str | None, take: Take, points: bool
-) -> None:
-    """Export the runs that the options choose."""
+def _format(out: Path | None, form: str | None, points: bool) -> str:
+    """The format that the options of an export say."""
     from seatrial.core.errors import UserError
-    from seatrial.core.text import counted
-    from seatrial.history import filters, formats
-    from seatrial.history.formats import chosen
+    from seatrial.history.formats import FORMATS
 
     ending = _ENDINGS.get(out.suffix.lower()) if out else None
-    known = f"--format takes one of {', '.join(formats.FORMATS)}"
-    if form and form not in formats.FORMATS:
+    known = f"--format takes one of {', '.join(FORMATS)}"
+    if form and form not in FORMATS:
         raise UserError(f"--format {form}: no such format", known)
     if form and ending and form != ending:
         raise UserError(f"--format {form} and --out {out}: the ending says {ending}", "leave --format out, or give the file another ending")
@@ -140,36 +89,7 @@ def write(
         raise UserError("--points: JSON has one object per run, without steps", "add --format csv, or leave --points out")
     if form == "parquet" and out is None:
         raise UserError("--format parquet: not for standard output, it is no text", "name a file with --out")
-    filters.require(store, project=project, name=name)
-    metrics = set(chosen(store, patterns, project)) if patterns else None
-    if metrics is not None and not any(store.count(metric, project=project, name=name) for metric in metrics):
-        raise UserError(filters.none_has(", ".join(patterns), project=project, name=name), "seatrial history runs lists the runs")
-    runs = store.runs(project=project, name=name)
-    if form == "parquet" and out is not None:
-        rows = Counted(formats.rows(store, runs, metrics, take, points=points))
-        _whole(out, [formats.as_parquet(iter(rows))])
-        sys.stdout.write(f"wrote {out}: {form}, {counted(rows.count, 'row')}\n")
-        return
-    if form == "csv":
-        found: Counted[Any] = Counted(formats.rows(store, runs, metrics, take, points=points))
-        texts = formats.as_csv(iter(found))
-    else:
-        found = Counted(formats.as_json(store, runs, metrics, take))
-        texts = (f"{line}\n" for line in found)
-    if out is not None:
-        _whole(out, (text.encode() for text in texts))
-        sys.stdout.write(f"wrote {out}: {form}, {counted(found.count, 'row' if form == 'csv' else 'run')}\n")
-        return
-    for text in texts:
-        sys.stdout.write(text)
-
-
-def _whole(out: Path, parts: Iterable[bytes]) -> None:
-    from seatrial.core.files import replacing
-
-    with replacing(out) as stream:
-        for part in parts:
-            stream.write(part)
+    return form
 
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many runs, the latest; 0 takes all.")]
@@ -217,39 +137,44 @@ def import_(
         raise typer.Exit(ExitCode.USAGE)
 
 
-@choosing
 def show(
-    chosen: Chosen,
+    metrics: Metrics,
+    store: StoreFile = None,
+    project: Project = None,
+    name: Name = None,
+    machine: Machine = None,
+    take: TakeName = "last",
     limit: Limit = 20,
     points: Annotated[bool, typer.Option("--points", help="Every step, of the latest run or of --run.")] = False,
     run: Annotated[int | None, typer.Option("--run", help="Only the run of this number.")] = None,
 ) -> None:
     """Show metrics run by run: time, commit, branch, value, and whether the run is a baseline."""
     from seatrial.core.errors import UserError
-    from seatrial.history import filters
     from seatrial.history import formats as showing
+    from seatrial.history.store import none_has, require
 
-    take, shown = taken(chosen.take), 0
-    with opened(chosen.store) as kept:
-        filters.require(kept, **chosen.of)
-        for metric in showing.chosen(kept, chosen.metrics, chosen.project):
+    of: RunFilter = {"project": project, "name": name, "machine": machine}
+    way, shown = taken(take), 0
+    with opened(store) as kept:
+        require(kept, **of)
+        for metric in showing.chosen(kept, metrics, project):
             some = limit or None
             if points:
-                values = kept.values(metric, **chosen.of, limit=1 if run is None else None)
+                values = kept.values(metric, **of, limit=1 if run is None else None)
                 values = [one for one in values if run in (None, one.run.id)]
                 lines = showing.point_lines(kept, values[0].run, metric) if values else []
             elif run is not None:
-                values = [one for one in kept.values(metric, **chosen.of, take=take) if one.run.id == run]
-                lines = showing.metric_lines(metric, values, take, len(values)) if values else []
+                values = [one for one in kept.values(metric, **of, take=way) if one.run.id == run]
+                lines = showing.metric_lines(metric, values, way, len(values)) if values else []
             else:
-                values = kept.values(metric, **chosen.of, take=take, limit=some)
-                lines = showing.metric_lines(metric, values, take, kept.count(metric, **chosen.of)) if values else []
+                values = kept.values(metric, **of, take=way, limit=some)
+                lines = showing.metric_lines(metric, values, way, kept.count(metric, **of)) if values else []
             shown += bool(lines)
             if lines:
                 typer.echo(as_rows(lines))
     if not shown:
-        what = ", ".join(chosen.metrics) + (f" and the number {run}" if run is not None else "")
-        raise UserError(filters.none_has(what, **chosen.of), "seatrial history runs lists the runs")
+        what = ", ".join(metrics) + (f" and the number {run}" if run is not None else "")
+        raise UserError(none_has(what, **of), "seatrial history runs lists the runs")
 
 
 def runs(
@@ -265,9 +190,8 @@ def runs(
 ) -> None:
     """List the runs, the latest last."""
     from seatrial.core.errors import UserError
-    from seatrial.history.filters import require
     from seatrial.history.formats import run_lines
-    from seatrial.history.run_records import Kind
+    from seatrial.history.store import Kind, require
 
     if kind is not None and kind not in list(Kind):
         raise UserError(f"--kind {kind}: no such kind", f"one of {', '.join(Kind)}")
@@ -288,8 +212,8 @@ def compare(
     """Compare the metrics of two commits, in units of the spread of the baselines. Exit 2 when they have nothing in common."""
     from seatrial.core.verdict import ExitCode
     from seatrial.history import compare as comparing
-    from seatrial.history.filters import require
     from seatrial.history.formats import chosen
+    from seatrial.history.store import require
 
     with opened(store) as kept:
         require(kept, project=project)
@@ -328,7 +252,8 @@ def mark(
         changed = [first, *(other for other in some if (bool(other.poisoned) if clear else other.baseline))]
         for one in changed:
             kept.mark(one.id or 0, "" if clear else reason)
-            typer.echo(f"run {one.id}: {_cleared(one) if clear else _marked(one, reason)}")
+            replaced = f" (replaces: {one.poisoned})" if one.poisoned else ""
+            typer.echo(f"run {one.id}: {_cleared(one) if clear else f'poisoned: {reason}{replaced}'}")
         if clear:
             typer.echo(f"{counted(sum(bool(one.poisoned) for one in changed), 'mark')} cleared")
 
@@ -338,11 +263,6 @@ def _cleared(before: StoredRun) -> str:
     if not before.poisoned:
         return "had no mark"
     return "may be a baseline again" if before.trusted else f"has no mark any more; it is no baseline all the same: {before.why_untrusted}"
-
-
-def _marked(before: StoredRun, reason: str) -> str:
-    """What `mark --reason` did to a run; an earlier reason does not go without a word."""
-    return f"poisoned: {reason}" + (f" (replaces: {before.poisoned})" if before.poisoned else "")
 
 
 def export_(
@@ -358,21 +278,40 @@ def export_(
     points: Annotated[bool, typer.Option("--points", help="CSV and Parquet: a row per step.")] = False,
 ) -> None:
     """Export to JSON, CSV or Parquet. The JSON has the schema of unit_results.json, so the same jq one-liners read it."""
+    from seatrial.core.errors import UserError
+    from seatrial.core.files import replacing
+    from seatrial.core.text import counted
+    from seatrial.history import formats
+    from seatrial.history.store import none_has, require
 
     with opened(store) as kept:
-        write(kept, metrics or [], out, form, project, name, taken(take), points)
+        way, form = taken(take), _format(out, form, points)
+        require(kept, project=project, name=name)
+        names = set(formats.chosen(kept, metrics, project)) if metrics else None
+        if names is not None and not any(kept.count(metric, project=project, name=name) for metric in names):
+            raise UserError(none_has(", ".join(metrics or ()), project=project, name=name), "seatrial history runs lists the runs")
+        runs = kept.runs(project=project, name=name)
+        if form == "json":
+            found: Counted[Any] = Counted(formats.as_json(kept, runs, names, way))
+            parts: Iterator[bytes] = (f"{line}\n".encode() for line in found)
+        else:
+            found = Counted(formats.rows(kept, runs, names, way, points=points))
+            parts = (
+                iter([formats.as_parquet(iter(found))]) if form == "parquet" else (text.encode() for text in formats.as_csv(iter(found)))
+            )
+        if out is None:
+            for part in parts:
+                sys.stdout.write(part.decode())
+            return
+        with replacing(out) as stream:
+            stream.writelines(parts)
+    sys.stdout.write(f"wrote {out}: {form}, {counted(found.count, 'run' if form == 'json' else 'row')}\n")
 
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "import": ("history", "import_"),
-    "show": ("history", "show"),
-    "runs": ("history", "runs"),
-    "compare": ("history", "compare"),
-    "trend": ("history", "trend"),
-    "gate": ("history", "gate"),
-    "calibrate": ("history", "calibrate"),
-    "mark": ("history", "mark"),
-    "export": ("history", "export_"),
+COMMANDS = {
+    "import": "import_",
+    **{name: name for name in ("show", "runs", "compare", "trend", "gate", "calibrate", "mark")},
+    "export": "export_",
 }
 
 
@@ -380,16 +319,13 @@ class LazyHistory(Plain, TyperGroup):
     """Makes a command only when it is asked for: a query is shorter than the making of all of them."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the interface of a group
-        """In the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, name: str) -> Any:  # noqa: ARG002 - the interface of a group
-        """One command, or None."""
         if name not in COMMANDS:
             return None
-        module, function = COMMANDS[name]
         made = typer.Typer(rich_markup_mode=None, add_completion=False)
-        made.command(name, cls=Light)(getattr(importlib.import_module(f"seatrial.cli.{module}"), function))
+        made.command(name, cls=Light)(globals()[COMMANDS[name]])
         found = typer.main.get_command(made)
         found.name = name
         return found
@@ -406,17 +342,21 @@ def history() -> None:
 Last = Annotated[int, typer.Option("--last", min=5, help="So many baselines, the latest.")]
 
 
-@choosing
 def trend(
-    chosen: Chosen,
+    metrics: Metrics,
+    store: StoreFile = None,
+    project: Project = None,
+    name: Name = None,
+    machine: Machine = None,
+    take: TakeName = "last",
     alarm: Annotated[float, typer.Option("--alarm", help="Chance of a false change in a series without one.")] = 0.01,
     every: Annotated[bool, typer.Option("--every", help="Also runs that are poisoned.")] = False,
 ) -> None:
     """Find where metrics changed: steps, drifts, outliers, with commits."""
     from seatrial.history.compare import trend as trend_of
 
-    with opened(chosen.store) as kept:
-        found = trend_of(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), alarm=alarm, every=every)
+    with opened(store) as kept:
+        found = trend_of(kept, metrics, project=project, name=name, machine=machine, take=taken(take), alarm=alarm, every=every)
         typer.echo(as_rows(found.lines()))
 
 
@@ -452,25 +392,20 @@ def gate(
 ) -> None:
     """Judge a run against two-sided bands from its baselines. Exit 0 Pass, 1 Fail, 99 Blocked (too few baselines). Writes nothing."""
     from seatrial.core.verdict import Verdict, exit_code
+    from seatrial.history.auto_import import history_settings, store_path
     from seatrial.history.importing import Stated
-    from seatrial.history.metric_gate import GateSettings, against
+    from seatrial.history.metric_gate import GateSettings, gate_run
 
     settings = GateSettings(sigmas=sigmas, relative=relative, absolute=absolute, rate=false_alarms, last=last, take=taken(take))
-    with _kept(store) as kept:
+    # That no file is there yet is no mistake of the one who asks for the first time.
+    with opened(store) if store_path(store, history_settings(Path.cwd())).exists() else nullcontext() as kept:
         none = kept is None or not kept.runs(limit=1)
         chosen = _under_test(kept, run, Stated(project=project, name=name, machine=machine), settings.take, none=none)
-        found = against(kept, *chosen, settings, metrics or [], exclude or []) if chosen else None
+        found = gate_run(kept, *chosen, settings, metrics or [], exclude or []) if chosen else None
     verdict = found.verdict if found else Verdict.BLOCKED
     lines = found.lines() if found else []
     typer.echo(as_rows([*lines, f"{verdict}: no run is kept yet: seatrial history import PATH"] if none else lines))
     raise typer.Exit(exit_code(verdict))
-
-
-def _kept(store: Path | None) -> AbstractContextManager[Store | None]:
-    """The store; none where no file is there yet, which is no mistake of the one who asks for the first time."""
-    from seatrial.history.auto_import import history_settings, store_path
-
-    return opened(store) if store_path(store, history_settings(Path.cwd())).exists() else nullcontext()
 
 
 def _under_test(
@@ -486,28 +421,32 @@ def _under_test(
         return (importing.with_known(found, same, stated) if same is not None else found), values
     if kept is None or none:
         return None
-    subject = _of_store(kept, asked, Of(project=stated.project, name=stated.name, machine=stated.machine))
+    subject = _of_store(kept, asked, {"project": stated.project, "name": stated.name, "machine": stated.machine})
     return subject, kept.of_run(subject.id or 0, take=take)
 
 
-def _of_store(kept: Store, number: str | None, of: Of) -> StoredRun:
+def _of_store(kept: Store, number: str | None, of: RunFilter) -> StoredRun:
     """The run of that number, which must be what the options say, too; without a number the latest that is."""
     from seatrial.core.errors import UserError
-    from seatrial.history import filters
+    from seatrial.history.store import require, require_of
 
     if number is None:
-        filters.require(kept, **of)
+        require(kept, **of)
         return kept.runs(**of, limit=1)[-1]
     found = kept.run(int(number)) if len(number) < 19 else None
     if found is None:
         raise UserError(f"no run {number} in {kept.path}", "seatrial history runs lists them")
-    filters.require_of(found, **of)
+    require_of(found, **of)
     return found
 
 
-@choosing
 def calibrate(
-    chosen: Chosen,
+    metrics: Metrics,
+    store: StoreFile = None,
+    project: Project = None,
+    name: Name = None,
+    machine: Machine = None,
+    take: TakeName = "last",
     last: Annotated[int | None, typer.Option("--last", min=2, help="Only so many runs, the latest.")] = None,
     false_alarms: Annotated[float, typer.Option("--false-alarms", help="The highest share of good runs that may miss.")] = 0.01,
     every: Annotated[bool, typer.Option("--every", help="Also runs that are not trusted.")] = False,
@@ -515,6 +454,7 @@ def calibrate(
     """Propose thresholds for checks from the runs there are, with their rate of false alarms."""
     from seatrial.history.thresholds import calibrate as proposed
 
-    with opened(chosen.store) as kept:
-        found = proposed(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), last=last, false_alarms=false_alarms, every=every)
-        typer.echo(as_rows(found.lines()))
+    of: RunFilter = {"project": project, "name": name, "machine": machine}
+    with opened(store) as kept:
+        found = proposed(kept, metrics, **of, take=taken(take), last=last, false_alarms=false_alarms, every=every)
+        typer.echo(as_rows([line for group in found for line in group.lines()]))

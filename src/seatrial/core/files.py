@@ -13,6 +13,8 @@ import json
 import math
 import os
 import re
+import shlex
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -122,6 +124,27 @@ def sync_directory(path: Path) -> None:
         pass
     finally:
         os.close(handle)
+
+
+def delete(path: Path) -> None:
+    """Remove a file or a directory, also one with read-only directories in it; a BlockedError when the machine refuses."""
+    try:
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.exists():
+            try:
+                shutil.rmtree(path)
+            except PermissionError:
+                # Directories that a build made read-only.
+                path.chmod(0o700)
+                for parent, names, _ in os.walk(path):
+                    for name in names:
+                        if not (directory := Path(parent, name)).is_symlink():
+                            directory.chmod(0o700)
+                shutil.rmtree(path)
+    except OSError as error:
+        message = f"{path}: cannot remove: {error.strerror or error} ({error.filename})"
+        raise BlockedError(Boundary.ENVIRONMENT, message, f"remove it yourself: rm -rf {shlex.quote(str(path))}") from error
 
 
 def number_to_json(value: float) -> float | str:

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from seatrial.core.errors import UserError
-from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_json, real_path
+from seatrial.core.journal import read_journal
 from seatrial.core.records import ImportProof, RepoState
 from seatrial.evidence.changes import LAMBDA, MODULE, ChangedCode, ChangedFile, ChangedFunction
 
@@ -26,11 +26,10 @@ def read_imports(path: Path) -> tuple[ImportProof, ...]:
     """The proofs in an imports.jsonl; none when no process got as far as writing it. A torn row is an error."""
     if not path.exists():
         return ()
-    rows = read_text(path).split("\n")
-    if rows[-1]:
-        raise _torn_proof(path, len(rows), "the last row has no end")
     proofs = []
-    for number, row in enumerate(rows[:-1], 1):
+    for number, row, ended in read_journal(path):
+        if not ended:
+            raise _torn_proof(path, number, "the last row has no end")
         try:
             proofs.append(ImportProof.model_validate(parse_json(row)))
         except BadValue as error:
@@ -177,15 +176,16 @@ def read_executed(path: Path) -> Executed:
 
 def _rows(paths: Iterable[Path], what: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in paths:
-        for number, row in enumerate(read_text(path).split("\n"), 1):
-            if row:
-                try:
-                    entry = parse_json(row)
-                except ValueError as error:
-                    raise _torn(f"{path}:{number}", what, error) from error
-                if not isinstance(entry, dict):
-                    raise _torn(f"{path}:{number}", what, TypeError(type(entry).__name__))
-                yield f"{path}:{number}", entry
+        for number, row, _ in read_journal(path):
+            if not row:
+                continue
+            try:
+                entry = parse_json(row)
+            except ValueError as error:
+                raise _torn(f"{path}:{number}", what, error) from error
+            if not isinstance(entry, dict):
+                raise _torn(f"{path}:{number}", what, TypeError(type(entry).__name__))
+            yield f"{path}:{number}", entry
 
 
 def _torn(where: str, what: str, error: Exception) -> UserError:

@@ -36,20 +36,10 @@ TEXTS = (".log", ".json", ".jsonl", ".yaml", ".txt", ".csv")
 LARGEST = 64 << 20
 STRINGS = re.compile(r'("(?:[^"\\\n]|\\.)*")(?:(\s*:\s*)("(?:[^"\\\n]|\\.)*"))?')
 """The strings of JSON: alone, or as a name with its value."""
-MOST = 2000
-"""Files of one script."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What was copied, and what was not."""
-
-    files: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+MOST_FILES = 2000
 
 
 def fresh(path: Path, started: float) -> bool:
-    """Whether this run wrote the file."""
     try:
         return path.is_file() and path.stat().st_mtime >= started
     except OSError:
@@ -78,7 +68,6 @@ def copy_metrics(source: Path, target: Path, started: float) -> Path:
 
 
 def content(path: Path | None) -> str:
-    """A digest of a file; empty where there is none."""
     try:
         if path is None or not path.is_file():
             return ""
@@ -113,11 +102,9 @@ def _cleared(found: re.Match[str], redactor: Redactor) -> str:
     return found[0] if (shown, kept) == (name, value) else f"{json.dumps(shown)}{found[2]}{json.dumps(kept)}"
 
 
-def take(source: Path, target: Path, redactor: Redactor, began: float | None = None) -> Taken:
-    """Copy logs and tables below `source`; with `began` only files that were written since."""
-    if not source.is_dir():
-        return Taken(())
-    files, left = list[str](), list[str]()
+def copy_outputs(source: Path, target: Path, redactor: Redactor, began: float | None = None) -> tuple[int, tuple[str, ...]]:
+    """Copy logs and tables below `source`; with `began` only files that were written since. Returns how many, and what was left out."""
+    count, left = 0, list[str]()
     for file in _below(source):
         if file.is_relative_to(target):
             continue
@@ -125,7 +112,7 @@ def take(source: Path, target: Path, redactor: Redactor, began: float | None = N
         if not any(fnmatch.fnmatch(file.name, pattern) for pattern in KEPT) or (began is not None and not fresh(file, began)):
             continue
         try:
-            if file.stat().st_size > LARGEST or len(files) >= MOST:
+            if file.stat().st_size > LARGEST or count >= MOST_FILES:
                 left.append(name)
                 continue
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -135,11 +122,9 @@ def take(source: Path, target: Path, redactor: Redactor, began: float | None = N
         except OSError as error:
             left.append(f"{name} ({error.strerror or error})")
             continue
-        files.append(name)
-    notes = (
-        (f"not copied from {source}, for their size or number: {', '.join(left[:5])}" + (" …" if len(left) > 5 else ""),) if left else ()
-    )
-    return Taken(tuple(files), notes)
+        count += 1
+    more = " …" if len(left) > 5 else ""
+    return count, (f"not copied from {source}, for their size or number: {', '.join(left[:5])}{more}",) if left else ()
 
 
 def _below(directory: Path) -> list[Path]:
@@ -153,7 +138,6 @@ SKIP_LINES = 5
 TRACE = re.compile(r"\++ ")
 """How `set -x` begins its lines: `+ exit 0` is not what the script says."""
 TAGS_SHOWN = 8
-"""Metrics that a message names."""
 UNREAD = "not evaluated: what this asserts cannot be read from the script; write the call out, with the metrics file and the checks"
 EXIT_CODE_ONLY = "judged by its exit code alone (--exit-code-only): no metrics and no steps were looked at"
 
@@ -171,22 +155,10 @@ class ScriptRun:
     exit_code: int | None
     seconds: float
     trouble: str = ""
-    """Why it could not be started."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    checks: tuple[CheckResult, ...]
-    doubts: tuple[CheckResult, ...]
-    """A miss of these leaves the script inconclusive."""
-    reached: int | None
-    wrote: bool
-    """Whether a metrics file of this run is there."""
 
 
 def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
-    """Judge one script by what it left."""
-    measured = _measure(planned, ran)
+    measured, reached, wrote = _measure(planned, ran)
     notes: tuple[str, ...] = ()
     diagnosis, boundary = None, Boundary.ENVIRONMENT if ran.ended in ("not started", "interrupted") else None
     if ran.ended == "not started":
@@ -197,8 +169,10 @@ def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
         diagnosis = _diagnose(planned, ran)
         verdict, boundary, reason = _failed(planned, ran, diagnosis)
     else:
-        diagnosis = _said(planned, ran)
-        verdict, boundary, reason = _done(planned, ran, measured, diagnosis)
+        # The rule of `seatrial judge`: errors that a run got over have a limit, and a known failure counts.
+        found = _diagnose(planned, ran) if planned.something_to_check else None
+        diagnosis = found if found is not None and found.verdict is not None else None
+        verdict, boundary, reason = _done(planned, ran, measured, wrote, diagnosis)
         if verdict is Verdict.PASS and not planned.something_to_check:
             notes = (EXIT_CODE_ONLY,)
     return ScriptResult(
@@ -211,7 +185,7 @@ def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
         ended=ran.ended,
         seconds=round(ran.seconds, 3),
         steps=planned.steps,
-        reached=measured.reached,
+        reached=reached,
         checks=(*measured.checks, *measured.doubts),
         gpus=planned.gpus,
         gpu_hours=None if planned.gpus is None else round(planned.gpus * ran.seconds / 3600, 6),
@@ -220,17 +194,11 @@ def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
     )
 
 
-def _said(planned: PlannedScript, ran: ScriptRun) -> Diagnosis | None:
-    """What the log says of a run that exited with 0, by the rule of `seatrial judge`: errors that it got over have a limit, and a known
-    failure counts."""
-    found = _diagnose(planned, ran) if planned.something_to_check else None
-    return found if found is not None and found.verdict is not None else None
-
-
-def _done(planned: PlannedScript, ran: ScriptRun, measured: _Measured, found: Diagnosis | None) -> tuple[Verdict, Boundary | None, str]:
-    """It exited with 0."""
+def _done(
+    planned: PlannedScript, ran: ScriptRun, measured: Findings, wrote: bool, found: Diagnosis | None
+) -> tuple[Verdict, Boundary | None, str]:
     said = _skip_line(planned, ran.log)
-    if said and not measured.wrote:
+    if said and not wrote:
         return Verdict.SKIPPED, None, f"the script skipped itself: {said}"
     missed = [check for check in measured.checks if not check.passed]
     if missed:
@@ -287,47 +255,36 @@ def _skip_line(planned: PlannedScript, log: Path) -> str:
     return one_line(last) if SAYS_SKIP.search(last) and not SAYS_PASSED.search(last) else ""
 
 
-def _measure(planned: PlannedScript, ran: ScriptRun) -> _Measured:
-    """All checks; they are made also of a script that failed, as far as there are metrics, for they may say why."""
-    checks: list[CheckResult] = []
-    doubts: list[CheckResult] = []
+def _measure(planned: PlannedScript, ran: ScriptRun) -> tuple[Findings, int | None, bool]:
+    """All checks, also of a script that failed, since they may say why; the last step; whether a metrics file of this run is there."""
+    found = Findings()
     reached: int | None = None
     wrote = False
-    printed = _printed(planned, ran.log)
     several = len(planned.asserted) > 1
+    # What the loop printed of its one run; a script that ran several printed them all.
+    printed = get_loop(planned.known.loop).read_console(ran.log) if planned.known and ran.log.is_file() and not several else None
+    if printed is not None and (printed.restarts or not printed.series or not planned.asserted):
+        printed = None
     for number, one in enumerate(planned.asserted, 1):
         target = ran.directory / (f"metrics-{number}" if several else "metrics")
         label = f"{one.metrics.name if one.metrics else one.written}: " if several else ""
         made, steps, written = _of_file(planned, one, target, ran, printed)
-        checks += [replace(check, name=f"{label}{check.name}") for check in made.checks]
-        doubts += [replace(check, name=f"{label}{check.name}") for check in made.doubts]
+        found.checks += [replace(check, name=f"{label}{check.name}") for check in made.checks]
+        found.doubts += [replace(check, name=f"{label}{check.name}") for check in made.doubts]
         wrote = wrote or written
         if steps is not None:
             reached = max(steps, reached or 0)
-    checks += [_miss(one_line(text), UNREAD) for text in planned.unread]
+    found.checks += [_miss(one_line(text), UNREAD) for text in planned.unread]
     if planned.known and planned.known.table:
-        checks.append(_own_table(planned.known.table, ran.log))
+        found.checks.append(_own_table(planned.known.table, ran.log))
     if planned.known and planned.asserted:
-        checks += _fresh_logs(planned.known.logs, ran.started)
+        found.checks += _fresh_logs(planned.known.logs, ran.started)
     if planned.something_to_check:
-        checks += _said_finite(ran.log)
-    return _Measured(tuple(checks), tuple(doubts), reached, wrote)
-
-
-def _printed(planned: PlannedScript, log: Path) -> Metrics | None:
-    """What the loop of a script printed of its one run; None where it is not known, or where the script ran several."""
-    if planned.known is None or not log.is_file():
-        return None
-    printed = get_loop(planned.known.loop).read_console(log)
-    return printed if printed.series and not printed.restarts and len(planned.asserted) == 1 else None
-
-
-def _said_finite(log: Path) -> list[CheckResult]:
-    """No line of the log gives a metric a value that is no number."""
-    try:
-        return finite(read_facts(read_log(log)))
-    except UserError:
-        return []
+        try:
+            found.checks += finite(read_facts(read_log(ran.log)))
+        except UserError:
+            pass  # there is no log
+    return found, reached, wrote
 
 
 def _of_file(
@@ -351,21 +308,13 @@ def _of_file(
         checks.append(step)
     found = examine(metrics, printed, get_loop(planned.known.loop).signals() if planned.known else COMMON)
     # A bound of the script's own is the one that counts.
-    own = [check for check in found.doubts if not (check.subject == "bound" and _asserts(one, check.tag))]
-    return Findings([*checks, *found.checks, *_all_finite(metrics, found)], own), reached, True
-
-
-def _asserts(one: Asserted, tag: str) -> bool:
-    """Whether a script bounds a metric itself."""
-    return any(f"[{quote}{tag}{quote}]" in expr for expr in one.checks for quote in ("'", '"'))
-
-
-def _all_finite(metrics: Metrics, found: Findings) -> list[CheckResult]:
-    """Of a training run every value is a number, whether or not the script asserts something of it. Made only where one is not."""
+    asserted = " ".join(one.checks).replace("'", '"')
+    own = [check for check in found.doubts if not (check.subject == "bound" and f'["{check.tag}"]' in asserted)]
+    whole = Findings([*checks, *found.checks], own)
     bad = next(((tag, series.non_finite()) for tag, series in sorted(metrics.series.items()) if series.non_finite()), None)
-    if bad is None or not (found.checks or found.doubts):
-        return []
-    return [replace(_miss("metrics are finite", f"{bad[0]} is not finite at step {bad[1][0]}"), missing=bad[1])]
+    if bad is not None and (found.checks or found.doubts):  # of a training run every value is a number, whatever the script asserts
+        whole.checks.append(replace(_miss("metrics are finite", f"{bad[0]} is not finite at step {bad[1][0]}"), missing=bad[1]))
+    return whole, reached, True
 
 
 def _evaluated(expr: str, metrics: Metrics) -> CheckResult:
@@ -404,7 +353,6 @@ def _last_step(wanted: int, tags: tuple[str, ...], metrics: Metrics) -> tuple[Ch
 
 
 def _own_table(title: str, log: Path) -> CheckResult:
-    """Whether the script looked at its metrics itself."""
     name = "the script looked at its own metrics"
     try:
         seen = any(line.body.strip() == title for line in read_log(log))

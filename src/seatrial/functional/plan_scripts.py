@@ -21,24 +21,16 @@ from seatrial.loops.nightly_scripts import Asserted, Functional, describe_functi
 from seatrial.metrics.checks import parse
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What the text of a script asserts."""
-
-    asserted: tuple[Asserted, ...]
-    unread: tuple[str, ...]
-    """What mentions a checker and could not be read."""
-
-
-def read_asserted(script: Path, cwd: Path) -> Read:
-    """The metrics files that a script hands to a checker, with the expressions; a relative place is one below `cwd`."""
+def read_asserted(script: Path, cwd: Path) -> tuple[tuple[Asserted, ...], tuple[str, ...]]:
+    """The metrics files that a script hands to a checker, with the expressions, and what mentions a checker and could not be read. A
+    relative place is one below `cwd`."""
     checks: dict[str, list[str]] = {}
     unread = [one for module in _modules("script_reader.py") for one in _read(script, module, checks)]
     asserted = tuple(
         Asserted(metrics=None if "$" in written or "`" in written else cwd / written, written=written, checks=tuple(dict.fromkeys(found)))
         for written, found in checks.items()
     )
-    return Read(asserted, tuple(unread))
+    return asserted, tuple(unread)
 
 
 def _read(script: Path, module: ModuleType, checks: dict[str, list[str]]) -> list[str]:
@@ -52,10 +44,8 @@ def _read(script: Path, module: ModuleType, checks: dict[str, list[str]]) -> lis
 
 
 def placed(own: tuple[Asserted, ...], place: Path) -> tuple[Asserted, ...]:
-    """With the user's place for a file whose own cannot be told, or which is written relative to a directory that the script goes to.
-
-    Only where one file fits: assertions about another one would be held against the wrong metrics.
-    """
+    """With the user's place for a file whose own cannot be told, or which is written relative to a directory that the script goes to. Only
+    where one file fits: assertions about another one would be held against the wrong metrics."""
     fits = [one for one in own if one.metrics is None or _ends_with(place, one.written)]
     if len(fits) != 1:
         return own
@@ -89,7 +79,6 @@ DEADLINE_MINUTES = 60.0
 REPORTS = ("functional.json", "summary.md", "junit.xml", ".gitignore")
 """What stands beside the scripts' directories."""
 SHOWN = 3
-"""Scripts of a directory that a message names."""
 SHELLS = ("sh", "bash", "dash")
 SUFFIXES = (".sh", ".bash")
 WRAP = "give a shell script that calls it"
@@ -133,8 +122,6 @@ class FunctionalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedScript:
-    """One script."""
-
     name: str
     script: Path
     argv: tuple[str, ...]
@@ -144,7 +131,6 @@ class PlannedScript:
     """What may assert more and could not be read."""
     known: Functional | None
     minutes: float
-    """The deadline."""
     stall: float
     gpus: int | None
     step_tags: tuple[str, ...]
@@ -163,7 +149,6 @@ class PlannedScript:
 
     @property
     def steps(self) -> int | None:
-        """The last step that it must reach."""
         return max((one.steps for one in self.asserted if one.steps), default=None)
 
 
@@ -178,21 +163,21 @@ def plan_scripts(asked: FunctionalRequest) -> tuple[PlannedScript, ...]:
     for script in asked.scripts:
         whole = script.absolute()
         if whole.is_dir():
-            raise UserError(f"{script}: is a directory", _scripts_in(script))
+            # Which of them are tests, and which are helpers, nobody can tell.
+            found = sorted(str(file) for file in script.iterdir() if file.suffix in SUFFIXES and file.is_file())
+            more = " …" if len(found) > SHOWN else ""
+            fix = f"name scripts of it: {' '.join(found[:SHOWN])}{more}" if found else "name scripts; there is none in it that ends in .sh"
+            raise UserError(f"{script}: is a directory", fix)
         if not whole.is_file():
             raise UserError(f"{script}: no such script", "check the path")
         _is_shell(whole)
-        names.add(name := _free_name(whole, names))
+        own = whole.stem if whole.stem.strip(".") else whole.name
+        numbered = (own if number == 1 else f"{own}-{number}" for number in itertools.count(1))
+        name = next(name for name in numbered if name not in names and name not in REPORTS)
+        names.add(name)
         made.append(_plan_one(whole, name, asked))
     _within_budget(made, asked.gpu_hours)
     return tuple(made)
-
-
-def _scripts_in(directory: Path) -> str:
-    """How to name the scripts of a directory: which of them are tests, and which are helpers, nobody can tell."""
-    found = sorted(str(file) for file in directory.iterdir() if file.suffix in SUFFIXES and file.is_file())
-    more = " …" if len(found) > SHOWN else ""
-    return f"name scripts of it: {' '.join(found[:SHOWN])}{more}" if found else "name scripts; there is none in it that ends in .sh"
 
 
 def _is_shell(script: Path) -> None:
@@ -209,19 +194,13 @@ def _is_shell(script: Path) -> None:
         raise UserError(f"{script}: is no shell script: its name does not end in .sh, and it does not begin with #!/bin/bash", WRAP)
 
 
-def _free_name(script: Path, taken: set[str]) -> str:
-    """The script's own name, with a number where a script or a report has it already."""
-    own = script.stem if script.stem.strip(".") else script.name
-    named = (own if number == 1 else f"{own}-{number}" for number in itertools.count(1))
-    return next(name for name in named if name not in taken and name not in REPORTS)
-
-
 def _plan_one(script: Path, name: str, asked: FunctionalRequest) -> PlannedScript:
     known = describe_functional(script, asked.arguments)
     minutes = asked.deadline or (known.minutes if known else None) or DEADLINE_MINUTES
     cwd = known.root if known else Path.cwd()
-    read = known or read_asserted(script, cwd)
-    own = known.asserted if known else _told(read.asserted, asked)
+    own, unread = (known.asserted, known.unread) if known else read_asserted(script, cwd)
+    if asked.metrics is not None and not known:
+        own = placed(own, asked.metrics.absolute())
     tags = known.step_tags if known and known.step_tags else STEP_TAGS
     return PlannedScript(
         name=name,
@@ -229,7 +208,7 @@ def _plan_one(script: Path, name: str, asked: FunctionalRequest) -> PlannedScrip
         argv=("bash", str(script), *asked.arguments),
         cwd=cwd,
         asserted=tuple(replace(one, checks=with_floors(one.checks)) for one in _asserted(script, own, asked)),
-        unread=read.unread,
+        unread=unread,
         known=known,
         minutes=minutes,
         stall=asked.stall or minutes,
@@ -238,10 +217,6 @@ def _plan_one(script: Path, name: str, asked: FunctionalRequest) -> PlannedScrip
         exit_code_only=asked.exit_code_only,
         skips=(*SKIPS, *(known.skips if known else ())),
     )
-
-
-def _told(own: tuple[Asserted, ...], asked: FunctionalRequest) -> tuple[Asserted, ...]:
-    return own if asked.metrics is None else placed(own, asked.metrics.absolute())
 
 
 def _asserted(script: Path, own: tuple[Asserted, ...], asked: FunctionalRequest) -> tuple[Asserted, ...]:

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seatrial.core.errors import BlockedError, UserError
-from seatrial.history.run_records import StoredRun
 
 VARIABLE, OFF = "SEATRIAL_HISTORY", "off"
 
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether automatic imports are turned off."""
     return environment.get(VARIABLE, "").lower() == OFF
 
 
@@ -70,7 +68,6 @@ def _read(file: Path, section: Any) -> HistorySettings:
 
 
 def store_path(asked: Path | None, found: HistorySettings, environment: Mapping[str, str] = os.environ) -> Path:
-    """The file of the store."""
     if asked is not None:
         return asked
     named = environment.get(VARIABLE, "")
@@ -110,26 +107,21 @@ def checkout_state(repo: Path) -> CheckoutState:
 def auto_import(
     path: Path, *, project: str | None = None, name: str | None = None, looked: CheckoutState | None = None, passed: bool | None = None
 ) -> str:
-    """Import the runs at `path`; the quiet line, empty when history is off.
-
-    `looked` is the checkout that the run ran on, and `passed` its outcome, for files that name none.
-    """
+    """Import the runs at `path`; the quiet line, empty when history is off. `looked` is the checkout that the run ran on, and `passed` its
+    outcome, for files that name none."""
     if is_off():
         return ""
     try:
         return _keep(path, project, name, looked, passed)
     except (UserError, BlockedError) as error:
-        return f"history: not kept: {error.message}"
+        return f"history: run not recorded: {error.message}"
     except Exception as error:  # noqa: BLE001 - a defect here is told as well, and must not become the exit code of a trial
-        return f"history: not kept: {type(error).__name__}: {error}"
+        return f"history: run not recorded: {type(error).__name__}: {error}"
 
 
 def import_unit_results(path: Path, repo: Path | None = None) -> str:
-    """Import unit_results.json at the end of a test session; the quiet line, or empty.
-
-    The file says all by itself, but it may lie in another repository: `repo` is where the session ran, whose branches and
-    configuration count.
-    """
+    """Import unit_results.json at the end of a test session; the quiet line, or empty. The file says all by itself, but it may lie in
+    another repository: `repo` is where the session ran, whose branches and configuration count."""
     return auto_import(path, looked=CheckoutState(repo) if repo is not None else None)
 
 
@@ -147,12 +139,8 @@ def _keep(path: Path, project: str | None, name: str | None, looked: CheckoutSta
         done = list(add(store, path, stated, found.trusted))
         errors = [one for one in done if one.error]
         runs = [one.run for one in done if one.run]
-        text = f"history: {_said(runs)} in {store.path}"
+        said = f"{len(runs)} runs kept"
+        if len(runs) == 1:
+            said = f"kept as run {runs[0].id}" + ("" if runs[0].trusted else f" (no baseline: {runs[0].why_untrusted})")
+        text = f"history: {said} in {store.path}"
         return text if not errors else f"{text}; {errors[0].line()}"
-
-
-def _said(runs: list[StoredRun]) -> str:
-    if len(runs) == 1:
-        why = "" if runs[0].trusted else f" (no baseline: {runs[0].why_untrusted})"
-        return f"kept as run {runs[0].id}{why}"
-    return f"{len(runs)} runs kept"

@@ -134,12 +134,10 @@ class Part:
     cost: float
 
     def at(self, index: int) -> float:
-        """Fitted there."""
         return self.level + self.slope * (index - self.start)
 
     @property
     def last(self) -> float:
-        """Fitted at the last point."""
         return self.at(self.end - 1)
 
 
@@ -156,12 +154,10 @@ class Sums:
         return w, x - origin * w, xx - 2 * origin * x + origin * origin * w, y, xy - origin * y, yy
 
     def level(self, start: int, end: int) -> Part:
-        """The best level."""
         w, _, _, y, _, yy = self.over(start, end)
         return Part(start, end, y / w, 0.0, max(yy - y * y / w, 0.0)) if w > 0 else Part(start, end, 0.0, 0.0, 0.0)
 
     def line(self, start: int, end: int) -> Part:
-        """The best line."""
         w, x, xx, y, xy, yy = self.over(start, end, start)
         spread, shared = (xx - x * x / w, xy - x * y / w) if w > 0 else (0.0, 0.0)
         if spread <= 0:
@@ -170,7 +166,6 @@ class Sums:
         return Part(start, end, y / w - slope * x / w, slope, max(yy - y * y / w - slope * shared, 0.0))
 
     def like(self, part: Part, start: int, end: int) -> Part:
-        """The best part of the same sort over another stretch."""
         return self.line(start, end) if part.slope else self.level(start, end)
 
     def bent(self, left: Part, right: Part, knee: int) -> tuple[Part, Part]:
@@ -195,10 +190,8 @@ class Sums:
 
 
 def settle(sums: Sums, parts: Sequence[Part], least: int, price: float) -> tuple[list[Part], set[int]]:
-    """Boundaries beside a line, moved to where they fit best; and those at which the two sides do not meet, which are steps.
-
-    Cuts were made for levels, so where a drift begins they are off. A step is there only if letting the sides part saves its price.
-    """
+    """Boundaries beside a line, moved to where they fit best; and those at which the two sides do not meet, which are steps. Cuts were made
+    for levels, so where a drift begins they are off. A step is there only if letting the sides part saves its price."""
     found, steps = list(parts), set()
     for place in range(len(found) - 1):
         left, right = found[place], found[place + 1]
@@ -291,7 +284,6 @@ def deviation(differences: Sequence[float]) -> float:
 
 
 def scales(values: Sequence[float]) -> list[float]:
-    """One deviation for each point."""
     differences = [after - before for before, after in itertools.pairwise(values)]
     floor = max(FLOOR * max(abs(value) for value in values), 1e-300)
     common = max(deviation(differences), floor)
@@ -322,10 +314,8 @@ def _between(centres: Sequence[float], own: Sequence[float], count: int) -> list
 
 
 def squeezed(values: Sequence[float], gap: float) -> list[float]:
-    """Order and small distances as they are, 0 in the middle, neighbours in size at most `gap` apart.
-
-    A value that is a billion deviations off would leave no digits for the others in sums of squares.
-    """
+    """Order and small distances as they are, 0 in the middle, neighbours in size at most `gap` apart. A value that is a billion deviations
+    off would leave no digits for the others in sums of squares."""
     ordered = sorted(set(values))
     places, at = {ordered[0]: 0.0}, 0.0
     for before, after in itertools.pairwise(ordered):
@@ -368,7 +358,6 @@ class Change:
 
 
 def find_changes(values: Sequence[float], *, alarm: float = 0.01) -> list[Change]:
-    """All changes, in order."""
     if not 0 < alarm < 1:
         raise ValueError(f"the alarm rate must lie between 0 and 1, not {alarm}")
     for index, value in enumerate(values):
@@ -400,10 +389,8 @@ def _shift(values: Sequence[float], near: Sequence[float], part: Part) -> float:
 
 
 def threshold(count: int, alarm: float) -> float:
-    """Deviations that the largest contrast of two neighbouring stretches of noise exceeds with probability `alarm`.
-
-    P(max > c) is about 2 c φ(c) log(n) for n normal values; the deviation is estimated from n values, which costs the rest (measured).
-    """
+    """Deviations that the largest contrast of two neighbouring stretches of noise exceeds with probability `alarm`. P(max > c) is about 2 c
+    φ(c) log(n) for n normal values; the deviation is estimated from n values, which costs the rest (measured)."""
     low, high = 1.0, 40.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -417,7 +404,6 @@ def _exceeded(height: float, count: int) -> float:
 
 
 def _confidence(contrast: float, count: int) -> float:
-    """1 - the probability of such a contrast in noise."""
     height = contrast / (1 + SMALL / count)
     return 1 - _exceeded(height, count) if height > 1 else 0.0
 
@@ -457,11 +443,9 @@ def _widened(values: Sequence[float], deviations: Sequence[float], bounds: Seque
 
 
 def _dearer(residuals: Sequence[float]) -> float:
-    """By how much the price of a change grows because the noise is not normal and independent.
-
-    Where neighbours are alike (r, more than chance), means scatter (1 + r) / (1 - r) times as much. Skewed noise has its extremes on
-    one side, where they do not cancel; the factor for it was found by simulation.
-    """
+    """By how much the price of a change grows because the noise is not normal and independent. Where neighbours are alike (r, more than
+    chance), means scatter (1 + r) / (1 - r) times as much. Skewed noise has its extremes on one side, where they do not cancel; the factor
+    for it was found by simulation."""
     squares = sum(residual * residual for residual in residuals)
     if squares == 0:
         return 1.0
@@ -472,7 +456,6 @@ def _dearer(residuals: Sequence[float]) -> float:
 
 
 def _steps(parts: Sequence[Part], steps: Collection[int], deviations: Sequence[float]) -> list[Change]:
-    """Between two parts that do not meet."""
     found = []
     for left, right in itertools.pairwise(parts):
         if right.start in steps:
@@ -486,7 +469,6 @@ def _steps(parts: Sequence[Part], steps: Collection[int], deviations: Sequence[f
 
 
 def _drifts(parts: Sequence[Part], deviations: Sequence[float]) -> list[Change]:
-    """Parts on a line."""
     found = []
     for part in parts:
         if part.slope:

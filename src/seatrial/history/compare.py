@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from seatrial.core.errors import UserError
 from seatrial.core.text import counted
 from seatrial.history.change_points import Change, TooFew, find_changes
-from seatrial.history.filters import BaselineGroup, groups
 from seatrial.history.formats import columns, number
-from seatrial.history.run_records import RunValue, StoredRun, Take
-from seatrial.history.store import Store
+from seatrial.history.store import BaselineGroup, RunFilter, RunValue, Store, StoredRun, Take, groups
 
 LAST, ENOUGH = 20, 5
 """So many baselines give the spread, and so many are needed."""
@@ -27,19 +26,15 @@ Identity = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One metric of both sides."""
-
     identity: Identity
     before: float | None
     after: float | None
     mark: str
-    """Why one of them is no number, or empty."""
     spread: float | None
     """Of the baselines; None where there are too few."""
 
     @property
     def sigmas(self) -> float | None:
-        """The difference in units of the spread."""
         if self.before is None or self.after is None or not self.spread:
             return None
         return (self.after - self.before) / self.spread
@@ -47,8 +42,6 @@ class MetricRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was found."""
-
     before: str
     after: str
     runs: tuple[int, int]
@@ -57,7 +50,6 @@ class Comparison:
     only_after: list[Identity]
 
     def lines(self) -> list[str]:
-        """For a person."""
         lines = [f"{self.before[:12]} ({counted(self.runs[0], 'run')}) and {self.after[:12]} ({counted(self.runs[1], 'run')})"]
         table = [("before", "after", "difference", "sigmas", "metric", "of")]
         for row in self.rows:
@@ -118,21 +110,17 @@ def compare_revisions(
     return Comparison(
         before,
         after,
-        (len(_runs(store, before, project)), len(_runs(store, after, project))),
+        (len(store.runs(commit=before, project=project)), len(store.runs(commit=after, project=project))),
         rows,
         sorted(left.keys() - right.keys()),
         sorted(right.keys() - left.keys()),
     )
 
 
-def _runs(store: Store, commit: str, project: str | None) -> list[StoredRun]:
-    return store.runs(commit=commit, project=project)
-
-
 def _side(store: Store, commit: str, patterns: Sequence[str], project: str | None, take: Take) -> dict[Identity, list[RunValue]]:
     wanted = {name for pattern in patterns for name in store.metrics(project, pattern)} if patterns else None
     found: dict[Identity, list[RunValue]] = {}
-    for run in _runs(store, commit, project):
+    for run in store.runs(commit=commit, project=project):
         for metric, value in store.of_run(run.id or 0, take=take).items():
             if wanted is None or metric in wanted:
                 found.setdefault((run.project, str(run.kind), run.name, run.machine, metric), []).append(value)
@@ -158,69 +146,45 @@ def _spread(store: Store, identity: Identity, take: Take) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class TrendSeries:
-    """One group with its changes."""
-
     group: BaselineGroup
     changes: tuple[Change, ...]
     cannot_tell: str
-    """Why nothing can be said, or empty."""
 
     def lines(self) -> list[str]:
-        """For a person."""
         head = f"{self.group.title}: {counted(len(self.group.values), 'run')}"
         if self.cannot_tell:
             return [f"{head}, cannot tell: {self.cannot_tell}", *self.group.told()]
         found = [f"  {_line(change, self.group.runs)}" for change in self.changes]
-        return [f"{head}, {_counted(self.changes)}", *found, *self.group.told()]
+        counts = [(kind, sum(change.kind == kind for change in self.changes)) for kind in ("step", "drift", "outlier")]
+        told = ", ".join(counted(count, kind) for kind, count in counts if count) or "no change"
+        return [f"{head}, {told}", *found, *self.group.told()]
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """All series that were asked for."""
-
     series: tuple[TrendSeries, ...]
     alarm: float
 
     def lines(self) -> list[str]:
-        """For a person; the alarm rate is said once."""
         return [line for series in self.series for line in series.lines()] + [f"a false step or drift per series: at most {self.alarm:g}"]
 
 
 def trend(
-    store: Store,
-    metrics: Sequence[str],
-    *,
-    project: str | None = None,
-    name: str | None = None,
-    machine: str | None = None,
-    take: Take = "last",
-    alarm: float = 0.01,
-    every: bool = False,
+    store: Store, metrics: Sequence[str], *, take: Take = "last", alarm: float = 0.01, every: bool = False, **of: Unpack[RunFilter]
 ) -> Trend:
     """Changes of all metrics that the patterns take; `every` takes poisoned runs too."""
     if not 0 < alarm < 1:
         raise UserError(f"--alarm {alarm}: must lie between 0 and 1", "--alarm 0.01")
-    found = [
-        _series(group, alarm) for group in groups(store, metrics, project=project, name=name, machine=machine, take=take, poisoned=every)
-    ]
+    found = []
+    for group in groups(store, metrics, take=take, poisoned=every, **of):
+        try:
+            found.append(TrendSeries(group, tuple(find_changes(group.values, alarm=alarm)), ""))
+        except TooFew as error:
+            found.append(TrendSeries(group, (), str(error)))
     return Trend(tuple(found), alarm)
 
 
-def _series(group: BaselineGroup, alarm: float) -> TrendSeries:
-    try:
-        return TrendSeries(group, tuple(find_changes(group.values, alarm=alarm)), "")
-    except TooFew as error:
-        return TrendSeries(group, (), str(error))
-
-
-def _counted(changes: Sequence[Change]) -> str:
-    """`2 steps, 1 drift`, or `no change`."""
-    counts = [(kind, sum(change.kind == kind for change in changes)) for kind in ("step", "drift", "outlier")]
-    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts if count) or "no change"
-
-
 def _line(change: Change, runs: Sequence[StoredRun]) -> str:
-    """One change with its runs."""
     moved = f"{change.before:.6g} -> {change.after:.6g} ({change.sigmas:+.1f} sigma, confidence {change.confidence:.4f})"
     first, last = runs[change.index], runs[change.end - 1]
     if change.kind == "step":

@@ -12,8 +12,7 @@ from typing import Any
 
 from seatrial.core.errors import UserError
 from seatrial.core.text import counted
-from seatrial.history.run_records import Kind, RunValue, StoredRun, Take
-from seatrial.history.store import Store
+from seatrial.history.store import Kind, RunValue, Store, StoredRun, Take
 
 _NEAREST = 5
 
@@ -24,13 +23,10 @@ def chosen(store: Store, patterns: Sequence[str], project: str | None = None) ->
     for pattern in patterns:
         names = store.metrics(project, pattern)
         if not names:
-            raise UserError(_unknown(pattern, project), _nearest(pattern, store.metrics(project)))
+            where = f" in project {project}" if project else ""
+            raise UserError(f"no metric {pattern!r}{where}", _nearest(pattern, store.metrics(project)))
         found |= dict.fromkeys(names)
     return list(found)
-
-
-def _unknown(pattern: str, project: str | None) -> str:
-    return f"no metric {pattern!r}" + (f" in project {project}" if project else "")
 
 
 def _nearest(pattern: str, names: list[str]) -> str:
@@ -48,14 +44,12 @@ def _nearest(pattern: str, names: list[str]) -> str:
 
 
 def number(value: float | None, mark: str = "") -> str:
-    """A value for a table: seven digits, or its mark."""
     if value is None:
         return mark or "-"
     return f"{value:.7g}" + (f" ({mark} among the points)" if mark else "")
 
 
 def stamp(run: StoredRun) -> str:
-    """When it started, by the clock of this place."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.time))
 
 
@@ -76,7 +70,6 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def metric_lines(metric: str, values: list[RunValue], take: Take, total: int) -> list[str]:
-    """One metric over runs."""
     head = f"{metric} ({take})"
     if total > len(values):
         head += f": the last {len(values)} of {counted(total, 'run')}"
@@ -90,14 +83,12 @@ def metric_lines(metric: str, values: list[RunValue], take: Take, total: int) ->
 
 
 def point_lines(store: Store, run: StoredRun, metric: str) -> list[str]:
-    """Every point of a metric in one run."""
     points = store.points(run.id or 0, metric)
     rows = [("step", "value"), *((str(one.step if one.step is not None else "-"), number(one.value, one.mark)) for one in points)]
     return [f"{metric}: run {run.id}, {stamp(run)}, {counted(len(points), 'point')}", *columns(rows), ""]
 
 
 def run_lines(runs: list[StoredRun]) -> list[str]:
-    """Runs, one line each."""
     rows = [("run", "time", "project", "kind", "name", "commit", "branch", "passed", "machine", "marks")]
     for run in runs:
         passed = "-" if run.passed is None else "yes" if run.passed else "no"
@@ -185,7 +176,6 @@ def as_csv(found: Iterator[tuple[Any, ...]]) -> Iterator[str]:
 
 
 def as_parquet(found: Iterator[tuple[Any, ...]]) -> bytes:
-    """One table."""
     try:
         import pyarrow
         import pyarrow.parquet

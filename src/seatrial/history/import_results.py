@@ -16,8 +16,7 @@ import orjson
 
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import BadValue, has_every_key, parse_json_once, parse_time, read_file
-from seatrial.history.run_records import Kind, Point, point
-from seatrial.history.store import EARLIEST, LATEST
+from seatrial.history.store import EARLIEST, LATEST, Kind, Point, point
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
@@ -55,7 +54,7 @@ class Draft:
     """A later import of the same run takes the place of this one."""
 
 
-def require_sound(draft: Draft) -> None:
+def require_valid(draft: Draft) -> None:
     """Raise a ValueError for a time that no calendar has, and for what is no text where text belongs."""
     if not EARLIEST < draft.time < LATEST:
         raise ValueError(f"the time {draft.time!r} is in no calendar")
@@ -66,7 +65,6 @@ def require_sound(draft: Draft) -> None:
 
 
 def digest_of(kind: Kind, *parts: bytes) -> str:
-    """The identity of what was imported."""
     made = hashlib.blake2b(str(kind).encode(), digest_size=20)
     for part in parts:
         made.update(len(part).to_bytes(8, "big"))
@@ -82,7 +80,6 @@ def machine_here(gpus: Sequence[str] = ()) -> str:
 
 
 def gpu_counts(gpus: Sequence[str]) -> str:
-    """GPUs as `2 x NAME`."""
     return ", ".join(f"{list(gpus).count(gpu)} x {gpu}" for gpu in sorted(set(gpus)))
 
 
@@ -92,7 +89,6 @@ def commit_in(value: Any) -> str | None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file, or a UserError that names it."""
     try:
         return read_file(path)
     except OSError as error:
@@ -100,10 +96,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_draft(path: Path, data: bytes) -> Any:
-    """JSON without a key that stands twice, where Python would keep the last one without a word.
-
-    The fast reader decides only where it can vouch for that. Otherwise, and for NaN, which it does not read, the slow one does.
-    """
+    """JSON without a key that stands twice, where Python would keep the last one without a word. The fast reader decides only where it can
+    vouch for that. Otherwise, and for NaN, which it does not read, the slow one does."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -121,17 +115,14 @@ _KEYS = {"benchmark", "metrics", "commit", "branch", "dirty", "time", "passed", 
 
 
 def looks_line(data: Any) -> bool:
-    """Whether parsed JSON is a line of ours."""
     return isinstance(data, dict) and isinstance(data.get("benchmark"), str) and isinstance(data.get("metrics"), dict)
 
 
 def looks_pytest(data: Any) -> bool:
-    """Whether parsed JSON is a file of pytest-benchmark."""
     return isinstance(data, dict) and isinstance(data.get("benchmarks"), list) and "commit_info" in data
 
 
 def read_lines(path: Path) -> list[Draft]:
-    """One run per line."""
     drafts, written = list[Draft](), path.stat().st_mtime
     lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -174,7 +165,6 @@ def _draft(path: Path, number: int, data: dict[str, Any], written: float, line: 
 
 
 def read_pytest(path: Path) -> Draft:
-    """A file of pytest-benchmark."""
     content = read_bytes(path)
     data = parse_draft(path, content)
     commit, machine = data.get("commit_info") or {}, data.get("machine_info") or {}
@@ -217,16 +207,13 @@ _FIX = "give the file as the tracker wrote it"
 _GOOD = {"passed", "skipped", "xfailed", "xpassed"}
 """Outcomes of a session that passed; pytest decides by the exit status what an xpass is."""
 _SHOWN = 3
-"""So many tests are named."""
 
 
 def looks_unit(data: Any) -> bool:
-    """Whether parsed JSON is such a file."""
     return isinstance(data, dict) and {"metrics", "start_time", "exit_status"} <= data.keys()
 
 
 def read_unit_results(path: Path, content: bytes | None = None) -> Draft:
-    """The session."""
     content = read_bytes(path) if content is None else content
     data = parse_draft(path, content)
     if not looks_unit(data):
@@ -235,6 +222,14 @@ def read_unit_results(path: Path, content: bytes | None = None) -> Draft:
     known = [str(gpu) for gpu in gpus] if isinstance(gpus, list) else []
     status, dirty, branch = data["exit_status"], data.get("git_dirty"), data.get("git_branch")
     project, said = data.get("project"), data.get("machine")
+    for form in ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f"):
+        try:
+            time = datetime.strptime(str(data["start_time"]), form).timestamp()
+            break
+        except (ValueError, OverflowError, OSError):
+            continue
+    else:
+        raise UserError(f"{path}: start_time: {data['start_time']!r} is no time", "write it as 2025-03-24 23:34:12")
     ended, failed = type(status) is int and status == 0, _failed(path, data)
     return Draft(
         kind=Kind.TEST,
@@ -248,7 +243,7 @@ def read_unit_results(path: Path, content: bytes | None = None) -> Draft:
                 path=path.parent,
             ),
         ),
-        time=_time(path, data["start_time"]),
+        time=time,
         machine=said if isinstance(said, str) and said else gpu_counts(known),
         passed=ended and not failed,
         source=path,
@@ -279,15 +274,6 @@ def _table(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{path}: {name}: is no table", _FIX)
     return found
-
-
-def _time(path: Path, value: Any) -> float:
-    for form in ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f"):
-        try:
-            return datetime.strptime(str(value), form).timestamp()
-        except (ValueError, OverflowError, OSError):
-            continue
-    raise UserError(f"{path}: start_time: {value!r} is no time", "write it as 2025-03-24 23:34:12")
 
 
 def _points(path: Path, data: dict[str, Any]) -> list[Point]:

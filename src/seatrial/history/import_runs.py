@@ -14,7 +14,7 @@ from seatrial.core.records import LevelResult, RepoState, Trial
 from seatrial.core.series import Metrics
 from seatrial.core.verdict import Verdict
 from seatrial.history.import_results import Draft, DraftTree, digest_of, parse_draft, read_bytes
-from seatrial.history.run_records import Kind, Point, point
+from seatrial.history.store import Kind, Point, point
 from seatrial.metrics.read import read_metrics, read_run
 from seatrial.report.outcomes import altered_words
 from seatrial.trial import run_dir, verify
@@ -69,7 +69,6 @@ def _group(group: dict[str, Any]) -> list[Point]:
 
 
 def points_of(metrics: Metrics, prefix: str = "") -> tuple[list[Point], list[str]]:
-    """Points, and flaws."""
     points = [
         point(prefix + tag, value, step)
         for tag, series in metrics.series.items()
@@ -83,7 +82,6 @@ def points_of(metrics: Metrics, prefix: str = "") -> tuple[list[Point], list[str
 
 
 def read_metric_files(path: Path) -> Draft:
-    """A metric file, or a directory of one run's metric files."""
     metrics = read_run([path])
     files = sorted(Path(source) for source in metrics.sources)
     points, flaws = points_of(metrics)
@@ -103,7 +101,6 @@ FILE = "trial.json"
 
 
 def read_trial(path: Path) -> Draft:
-    """The trial of a run directory."""
     content = read_bytes(path / FILE)
     trial, altered = run_dir.load(path), list[str]()
     checked = verify.verified(path, trial)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import orjson
@@ -16,9 +18,8 @@ from seatrial.core.errors import UserError
 from seatrial.core.guarded import BadValue, parse_json, writable
 from seatrial.core.text import counted
 from seatrial.history import import_results, store
-from seatrial.history.import_results import Draft, DraftTree, gpu_counts, machine_here, read_bytes, require_sound
-from seatrial.history.run_records import UNKNOWN, RunValue, StoredRun, Take
-from seatrial.history.store import Found, Store
+from seatrial.history.import_results import Draft, DraftTree, gpu_counts, machine_here, read_bytes, require_valid
+from seatrial.history.store import UNKNOWN, RunValue, Store, StoredRun, Take
 
 NOT_PASSED = "it did not pass"
 
@@ -107,7 +108,7 @@ def _guarded(place: Path, read: Callable[[], list[Draft]]) -> list[Draft]:
     try:
         drafts = read()
         for draft in drafts:
-            require_sound(draft)
+            require_valid(draft)
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise UserError(f"{place}: not as results are written: {repr(error)[:200]}", "restore the file, or leave it out") from error
     return drafts
@@ -126,19 +127,20 @@ def _made(path: Path) -> tuple[str, int, str]:
 
 
 def _named(path: Path) -> bool:
-    """Whether a file has a name of results."""
     return path.name == _LATEST or _DATED.fullmatch(path.name) is not None
 
 
 def _search(folder: Path, *, metrics: bool = True) -> Iterator[Item]:
     """Runs below a directory; `metrics` is off below metric files, which were read with all that belongs to them."""
-    one = _directory(folder)
-    if one is not None:
-        yield one
+    if (folder / "trial.json").is_file():
+        yield folder, lambda: [_reading().read_trial(folder)]
+        return
+    if (folder / "manifest.json").is_file() and (folder / "inputs.jsonl").is_file():
+        yield folder, lambda: [_reading().read_campaign(folder)]
         return
     entries = sorted(folder.iterdir(), key=_made)
     if metrics and any(_METRICS.fullmatch(entry.name) for entry in entries):
-        yield folder, lambda: _series(folder)
+        yield folder, lambda: [_reading().read_metric_files(folder)]
         metrics = False
     yield from _files(entry for entry in entries if entry.name != _LATEST)
     for entry in entries:
@@ -164,37 +166,15 @@ def _refused(error: UserError) -> list[Draft]:
     raise error
 
 
-def _directory(folder: Path) -> Item | None:
-    """A directory that is one run."""
-    if (folder / "trial.json").is_file():
-
-        def trial() -> list[Draft]:
-            from seatrial.history import import_runs as reading
-
-            return [reading.read_trial(folder)]
-
-        return folder, trial
-    if (folder / "manifest.json").is_file() and (folder / "inputs.jsonl").is_file():
-
-        def campaign() -> list[Draft]:
-            from seatrial.history import import_runs as reading
-
-            return [reading.read_campaign(folder)]
-
-        return folder, campaign
-    return None
-
-
-def _series(path: Path) -> list[Draft]:
-    from seatrial.history import import_runs as reading
-
-    return [reading.read_metric_files(path)]
+def _reading() -> ModuleType:
+    """The readers of what needs much of Seatrial: imported only where such a path is found."""
+    return importlib.import_module("seatrial.history.import_runs")
 
 
 def _asked(path: Path) -> list[Draft]:
     """A file that was named, and that is metrics or nothing."""
     try:
-        return _series(path)
+        return [_reading().read_metric_files(path)]
     except UserError as error:
         raise UserError(error.message, f"looked for: {LOOKED_FOR}") from error
 
@@ -266,7 +246,6 @@ class Added:
     error: UserError | None = None
 
     def line(self) -> str:
-        """What happened, for a person."""
         if self.run is None:
             return f"{self.path}: not imported: {self.error.message if self.error else 'unknown'}"
         what = f"run {self.run.id}" if self.new else f"there already as run {self.run.id}"
@@ -274,11 +253,13 @@ class Added:
         return f"{self.path}: {what}: {self.run.kind} {self.run.project} {self.run.name}, {counted(self.points, 'point')}, {trust}"
 
 
-def add(store: Store, path: Path, stated: Stated, trusted: tuple[str, ...], *, restate: bool = False) -> Iterator[Added]:
-    """Import every run at `path`; raises a UserError when there is none. `restate`: what is stated holds also for runs that are there.
+ReadyRun = tuple[Path, StoredRun, Draft]
+"""A run that was read and is not yet written."""
 
-    Runs are written several at a time and told once they are in the store: what was told survives a kill.
-    """
+
+def add(store: Store, path: Path, stated: Stated, trusted: tuple[str, ...], *, restate: bool = False) -> Iterator[Added]:
+    """Import every run at `path`; raises a UserError when there is none. `restate`: what is stated holds also for runs that are there. Runs
+    are written several at a time and told once they are in the store: what was told survives a kill."""
     batch, points = list[ReadyRun](), 0
     for place, read in detect_runs(path):
         for one in _ready(place, read, stated, trusted):
@@ -286,21 +267,12 @@ def add(store: Store, path: Path, stated: Stated, trusted: tuple[str, ...], *, r
                 yield one
                 continue
             batch.append(one)
-            points += len(one.draft.points)
+            points += len(one[2].points)
             if points >= BATCH:
                 yield from _written(store, batch, restate=restate)
                 batch, points = [], 0
     if batch:
         yield from _written(store, batch, restate=restate)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyRun:
-    """A run that was read and is not yet written."""
-
-    path: Path
-    run: StoredRun
-    draft: Draft
 
 
 def _ready(place: Path, read: Callable[[], list[Draft]], stated: Stated, trusted: tuple[str, ...]) -> Iterator[ReadyRun | Added]:
@@ -312,19 +284,19 @@ def _ready(place: Path, read: Callable[[], list[Draft]], stated: Stated, trusted
         return
     for draft in drafts:
         try:
-            yield ReadyRun(place, run_of(completed(draft, stated), stated, trusted), draft)
+            yield place, run_of(completed(draft, stated), stated, trusted), draft
         except UserError as error:
             yield Added(place, error=error)
 
 
 def _written(store: Store, batch: Sequence[ReadyRun], *, restate: bool) -> list[Added]:
     """Write a batch in one transaction, then what was stated of runs that were there."""
-    new = store.add_all([(one.run, one.draft.points, one.draft.again) for one in batch])
+    new = store.add_all([(run, draft.points, draft.again) for _, run, draft in batch])
     told = []
-    for one, is_new in zip(batch, new, strict=True):
+    for (path, run, draft), is_new in zip(batch, new, strict=True):
         if restate and not is_new:
-            store.restate(one.run)
-        told.append(Added(one.path, store.by_digest(one.run.digest), is_new, len(one.draft.points)))
+            store.restate(run)
+        told.append(Added(path, store.by_digest(run.digest), is_new, len(draft.points)))
     return told
 
 
@@ -352,7 +324,6 @@ def _one(draft: Draft, what: str, found: T | None, said: T | None) -> T | None:
 
 
 def run_of(draft: Draft, stated: Stated, trusted: tuple[str, ...]) -> StoredRun:
-    """The run as it is kept."""
     why = why_untrusted(draft, trusted)
     first = draft.trees[0] if draft.trees else DraftTree()
     return StoredRun(
@@ -395,7 +366,11 @@ def read_transient(path: Path, stated: Stated, trusted: tuple[str, ...], take: T
         )
     run = run_of(completed(drafts[0], stated), stated, trusted)
     _, series = store.rows_of(drafts[0].points)
-    return run, {metric: _value(run, found, take) for metric, found in series.items()}
+    values: dict[str, RunValue] = {}
+    for metric, (first, last, mean, least, greatest, count, mark) in series.items():
+        taken = {"first": first, "last": last, "mean": mean, "min": least, "max": greatest, "count": float(count)}
+        values[metric] = RunValue(run=run, value=taken[take], mark=mark, count=count)
+    return run, values
 
 
 def with_known(run: StoredRun, kept: StoredRun, stated: Stated) -> StoredRun:
@@ -410,9 +385,3 @@ def with_known(run: StoredRun, kept: StoredRun, stated: Stated) -> StoredRun:
         passed=kept.passed if run.passed is None else run.passed,
         why_untrusted=kept.why_untrusted if run.passed is None else run.why_untrusted,
     )
-
-
-def _value(run: StoredRun, found: Found, take: Take) -> RunValue:
-    first, last, mean, least, greatest, count, mark = found
-    taken = {"first": first, "last": last, "mean": mean, "min": least, "max": greatest, "count": float(count)}
-    return RunValue(run=run, value=taken[take], mark=mark, count=count)

@@ -27,8 +27,7 @@ from seatrial.core.text import counted
 from seatrial.core.verdict import Verdict, worst
 from seatrial.history.change_points import Change, TooFew, find_changes
 from seatrial.history.importing import NOT_PASSED
-from seatrial.history.run_records import UNKNOWN, RunValue, StoredRun, Take
-from seatrial.history.store import Store
+from seatrial.history.store import UNKNOWN, RunValue, Store, StoredRun, Take
 from seatrial.history.thresholds import ABSOLUTE, FEWEST_FOR_BAND, RATE, RELATIVE, SIGMAS, Band, band
 
 LAST = 20
@@ -37,7 +36,6 @@ MOST = 0.5
 TIMES = "*/_elapsed"
 """How long each test took."""
 _SHOWN = 3
-"""So many texts are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +63,14 @@ class GateSettings:
                 raise UserError(f"--{name} {width}: must be a finite number of at least 0", f"--{name} {SIGMAS if name == 'sigmas' else 0}")
 
     def band(self, numbers: Sequence[float]) -> Band:
-        """Of these values."""
         return band(numbers, sigmas=self.sigmas, relative=self.relative, absolute=self.absolute, rate=self.rate)
 
 
 def doubt(runs: Sequence[StoredRun], numbers: Sequence[float], value: float, settings: GateSettings, *, inside: bool) -> str:
-    """Why the reference is in doubt, with what a person can do; or empty. A value inside its band must not pass then.
-
-    A step or drift is told of any value, the rest only of one that is inside: it says why the band may be too wide. Fewer wild runs
-    than make a step widen the band all the same: the value must lie in the band without them, too. Where the runs are too few to tell
-    which are wild, in that of the first ones.
-    """
+    """Why the reference is in doubt, with what a person can do; or empty. A value inside its band must not pass then. A step or drift is
+    told of any value, the rest only of one that is inside: it says why the band may be too wide. Fewer wild runs than make a step widen the
+    band all the same: the value must lie in the band without them, too. Where the runs are too few to tell which are wild, in that of the
+    first ones."""
     try:
         changes = find_changes(numbers, alarm=settings.rate)
     except TooFew:
@@ -108,8 +103,6 @@ def _changed(runs: Sequence[StoredRun], last: Change) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedMetric:
-    """One metric."""
-
     metric: str
     verdict: Verdict
     value: float | None
@@ -120,14 +113,11 @@ class JudgedMetric:
     """It is text, here and in every reference run."""
 
     def line(self) -> str:
-        """For a person."""
         return f"{self.verdict:<7} {self.metric}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """All metrics of one run."""
-
     run: StoredRun
     judged: tuple[JudgedMetric, ...]
     left_out: tuple[str, ...] = ()
@@ -146,14 +136,17 @@ class Gate:
         order = (Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED, Verdict.PASS)
         found = [judged.line() for verdict in order[:2] for judged in self.judged if judged.verdict is verdict]
         found += [judged.line() for judged in self.judged if judged.verdict is Verdict.SKIPPED and not judged.text]
-        found += [
-            *_texts([judged for judged in self.judged if judged.text]),
-            *(judged.line() for judged in self.judged if judged.verdict is Verdict.PASS),
-        ]
+        texts = [judged for judged in self.judged if judged.text]
+        if len(texts) > 1:
+            names = ", ".join(judged.metric for judged in texts[:_SHOWN]) + (", …" if len(texts) > _SHOWN else "")
+            found.append(f"{Verdict.SKIPPED:<7} {len(texts)} metrics are text, not numbers: nothing to compare: {names}")
+        else:
+            found += [judged.line() for judged in texts]
+        found += [judged.line() for judged in self.judged if judged.verdict is Verdict.PASS]
         counts = ", ".join(f"{sum(judged.verdict is verdict for judged in self.judged)} {verdict}" for verdict in order)
         whole = f"{self.verdict}: {counts}" if self.judged else f"{self.verdict}: no metric to compare"
         whole = f"{whole}; the run itself failed" if self.run.passed is False else whole
-        return [*self._outcome(), *found, *self.left_out, *self._machine(), *self._alarms(), whole]
+        return [*self._outcome(), *found, *self.left_out, *self._alarms(), whole]
 
     def _outcome(self) -> list[str]:
         """What is known of the run itself, unless it passed."""
@@ -164,28 +157,15 @@ class Gate:
         _, _, contradicts = self.run.why_untrusted.partition(f"{NOT_PASSED}: ")
         return [f"{Verdict.FAIL:<7} the run itself failed, wherever its metrics lie" + (f": {contradicts}" if contradicts else "")]
 
-    def _machine(self) -> list[str]:
-        """What to do where nothing was compared, and the results do not say what they ran on."""
-        if self.run.machine != UNKNOWN or any(judged.band for judged in self.judged):
-            return []
-        return [f"the results name no machine, so only runs of an {UNKNOWN} are their baselines: --machine names it"]
-
     def _alarms(self) -> list[str]:
-        """What the bands are worth: the more metrics, the more of them fail by chance."""
+        """What the bands are worth: the more metrics, the more of them fail by chance. Or why there may be none."""
         rates = [judged.band.rate for judged in self.judged if judged.band]
         if not rates:
-            return []
+            why = f"the results name no machine, so only runs of an {UNKNOWN} are their baselines: --machine names it"
+            return [why] if self.run.machine == UNKNOWN else []
         expected = f"{sum(rates):.2g} false alarms expected over {counted(len(rates), 'metric')}"
         each = f"at most {max(rates):.2g} of good values outside a band, {expected}"
         return [f"false alarms, if values are normal: {each}; more where they have heavy tails"]
-
-
-def _texts(texts: Sequence[JudgedMetric]) -> list[str]:
-    """One line for all metrics that are text."""
-    if len(texts) < 2:
-        return [judged.line() for judged in texts]
-    names = ", ".join(judged.metric for judged in texts[:_SHOWN]) + (", …" if len(texts) > _SHOWN else "")
-    return [f"{Verdict.SKIPPED:<7} {len(texts)} metrics are text, not numbers: nothing to compare: {names}"]
 
 
 def judge_metric(
@@ -226,28 +206,7 @@ def judge_metric(
     return found(Verdict.PASS, f"{value.value:.6g} in {room}", made, side)
 
 
-def gate(
-    store: Store,
-    key: int,
-    *,
-    patterns: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    last: int = LAST,
-    take: Take = "last",
-    sigmas: float = SIGMAS,
-    relative: float = RELATIVE,
-    absolute: float = ABSOLUTE,
-    rate: float = RATE,
-) -> Gate:
-    """Judge the run of that number; with `patterns` only the metrics that they take, and none that `exclude` takes."""
-    settings = GateSettings(sigmas=sigmas, relative=relative, absolute=absolute, rate=rate, last=last, take=take)
-    run = store.run(key)
-    if run is None:
-        raise UserError(f"no run {key} in {store.path}", "seatrial history runs lists them")
-    return against(store, run, store.of_run(key, take=take), settings, patterns, exclude)
-
-
-def against(
+def gate_run(
     store: Store | None,
     run: StoredRun,
     values: Mapping[str, RunValue],
@@ -286,15 +245,10 @@ def _baselines(store: Store, run: StoredRun, last: int) -> list[StoredRun]:
     if kept is not None:
         run = replace(run, id=kept.id)  # the file of a run that is kept has the number of that run
     runs = store.runs(project=run.project, kind=run.kind, name=run.name, machine=run.machine, trusted=True)
-    older = [past for past in runs if past.baseline and past.order < run.order and not _same_commit(past, run)]
-    return older[-last:]
-
-
-def _same_commit(one: StoredRun, other: StoredRun) -> bool:
-    """A short commit is the long one that begins so."""
-    if not one.commit or not other.commit:
-        return False
-    return one.commit.startswith(other.commit) or other.commit.startswith(one.commit)
+    # A short commit is the long one that begins so.
+    own = run.commit
+    others = [past for past in runs if not (own and past.commit and (own.startswith(past.commit) or past.commit.startswith(own)))]
+    return [past for past in others if past.baseline and past.order < run.order][-last:]
 
 
 def _takes(pattern: str, name: str) -> bool:

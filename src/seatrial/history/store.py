@@ -1,4 +1,8 @@
-"""The store: one SQLite file that many processes read and write at once, its tables, and the conversion of rows to records."""
+"""The store: one SQLite file that many processes read and write at once; its records, its tables, and which runs are asked for.
+
+- What shares a baseline: project, kind, name, metric and machine. Anything else may differ between two runs of a baseline.
+- A value that is no finite number is kept, with its mark instead of a value; it is never dropped, and never a number.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,120 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import parse_step
 from seatrial.evidence.lazy_redactor import LazyRedactor
-from seatrial.history.run_records import Kind, Point, RunValue, StoredRun, Take
+
+Take = Literal["last", "mean", "min", "max", "first", "count"]
+TAKES: tuple[Take, ...] = ("last", "mean", "min", "max", "first", "count")
+"""How the points of a metric become its one value in a run."""
+UNKNOWN = "unknown machine"
+
+
+class Kind(StrEnum):
+    """What a run was."""
+
+    TEST = "test"
+    TRIAL = "trial"
+    CAMPAIGN = "campaign"
+    BENCHMARK = "benchmark"
+    METRICS = "metrics"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """One run of one thing."""
+
+    id: int | None = None
+    project: str
+    kind: Kind
+    name: str
+    """What was run, within the project and kind: empty for a whole test session, the loop and its levels for a trial."""
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool = False
+    time: float
+    """When it started, in seconds since 1970."""
+    machine: str = ""
+    passed: bool | None = None
+    """None where the run had no outcome."""
+    trusted: bool = False
+    """It may serve as a baseline: passed, clean, and on a trusted branch."""
+    why_untrusted: str = ""
+    source: str = ""
+    digest: str
+    """Of what was imported; a store holds it once."""
+    poisoned: str = ""
+    """Why a person took it out of the baselines, or empty."""
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """What sorts runs: time, then number; one that is not kept would get the next number."""
+        return self.time, math.inf if self.id is None else self.id
+
+    @property
+    def baseline(self) -> bool:
+        """It may serve as a baseline, and nobody took it out."""
+        return self.trusted and not self.poisoned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value of a metric at a step, or without one."""
+
+    metric: str
+    step: int | None = None
+    value: float | None
+    mark: str = ""
+    """Empty for a finite number; `nan`, `inf`, `-inf`, `null`, or `text` for what is no number at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunValue:
+    """One metric in one run, taken as one value."""
+
+    run: StoredRun
+    value: float | None
+    """None where the points allow none, as the mean of points with a NaN."""
+    mark: str
+    """Empty when every point is finite, otherwise the first mark among them: a finite last point does not hide a NaN before it."""
+    count: int
+
+
+def point(metric: str, value: Any, step: int | None = None) -> Point:
+    """A point from any JSON value; what is no finite number gets its mark."""
+    if type(value) is float and math.isfinite(value):  # nearly all are
+        return Point(metric=metric, step=step, value=value)
+    if isinstance(value, str):
+        value = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value, value)
+    if value is None:
+        return Point(metric=metric, step=step, value=None, mark="null")
+    if isinstance(value, bool | int | float):
+        try:
+            number = float(value)
+        except OverflowError:
+            return Point(metric=metric, step=step, value=None, mark="inf" if value > 0 else "-inf")
+        if math.isfinite(number):
+            return Point(metric=metric, step=step, value=number)
+        return Point(metric=metric, step=step, value=None, mark="nan" if math.isnan(number) else "inf" if number > 0 else "-inf")
+    return Point(metric=metric, step=step, value=None, mark="text")
+
+
+class RunFilter(TypedDict, total=False):
+    """Which runs; None asks for nothing. Called as the options of the command line are."""
+
+    project: str | None
+    name: str | None
+    machine: str | None
+    kind: str | None
+    branch: str | None
+
 
 VERSION = 1
 SCHEMA = """
@@ -37,7 +146,8 @@ CREATE TABLE points (
   PRIMARY KEY (run, metric, place)) WITHOUT ROWID;
 """
 RUN = "runs.id, project, kind, runs.name, commit_id, branch, dirty, time, machine, passed, trusted, why_untrusted, source, digest, poisoned"
-STATED = ("project", "kind", "name", "commit_id", "branch", "dirty", "time", "machine", "passed", "trusted", "why_untrusted", "source")
+_FIELDS = tuple(field.name for field in fields(StoredRun))  # in the order of RUN
+STATED = tuple("commit_id" if name == "commit" else name for name in _FIELDS[1:-2])
 INSERT_RUN = f"INSERT INTO runs ({', '.join(STATED)}, digest, poisoned) VALUES ({', '.join('?' * (len(STATED) + 2))})"
 TAKEN: dict[Take, str] = {"last": "last", "mean": "mean", "min": "least", "max": "greatest", "first": "first", "count": "count"}
 
@@ -145,47 +255,18 @@ def summed(points: Sequence[Point]) -> Found:
 
 def row_of(run: StoredRun) -> tuple[object, ...]:
     """A run as a row, without its number."""
-    return (
-        run.project,
-        str(run.kind),
-        run.name,
-        run.commit,
-        run.branch,
-        run.dirty,
-        run.time,
-        run.machine,
-        run.passed,
-        run.trusted,
-        run.why_untrusted,
-        run.source,
-        run.digest,
-        run.poisoned,
-    )
+    cells = (getattr(run, name) for name in _FIELDS[1:])
+    return tuple(str(cell) if isinstance(cell, Kind) else cell for cell in cells)
 
 
 def run_of(row: Sequence[Any]) -> StoredRun:
-    """A row as a run."""
-    key, project, kind, name, commit, branch, dirty, time, machine, passed, trusted, why, source, digest, poisoned = row
-    return StoredRun(
-        id=key,
-        project=project,
-        kind=Kind(kind),
-        name=name,
-        commit=commit,
-        branch=branch,
-        dirty=bool(dirty),
-        time=time,
-        machine=machine,
-        passed=None if passed is None else bool(passed),
-        trusted=bool(trusted),
-        why_untrusted=why,
-        source=source,
-        digest=digest,
-        poisoned=poisoned,
-    )
+    found = dict(zip(_FIELDS, row, strict=True))
+    passed = None if found["passed"] is None else bool(found["passed"])
+    own = {"kind": Kind(found["kind"]), "dirty": bool(found["dirty"]), "passed": passed, "trusted": bool(found["trusted"])}
+    return StoredRun(**{**found, **own})
 
 
-def where_clause(*, commit: str | None = None, baseline: bool = False, **equal: str | None) -> tuple[str, tuple[object, ...]]:
+def where_clause(*, commit: str | None = None, baseline: bool = False, **equal: object) -> tuple[str, tuple[object, ...]]:
     """A condition and its values; None asks for nothing."""
     parts, values = ["1"], list[object]()
     for column, value in equal.items():
@@ -201,7 +282,6 @@ def where_clause(*, commit: str | None = None, baseline: bool = False, **equal: 
 
 
 WAIT_S = 30.0
-"""How long a writer waits for another one."""
 
 
 class Store:
@@ -231,18 +311,13 @@ class Store:
         self._open.close()
 
     def add(self, run: StoredRun, points: Iterable[Point], *, again: bool = False) -> bool:
-        """Keep a run, in one transaction; False when it is there already.
-
-        With `again`, an earlier import of the same run with other content (same source and start: a trial that was resumed, a
-        campaign that went on) makes way for this one; a mark on it stays.
-        """
+        """Keep a run, in one transaction; False when it is there already. With `again`, an earlier import of the same run with other
+        content (same source and start: a trial that was resumed, a campaign that went on) makes way for this one; a mark on it stays."""
         return self.add_all([(run, points, again)])[0]
 
     def add_all(self, items: Iterable[tuple[StoredRun, Iterable[Point], bool]]) -> list[bool]:
-        """Keep several runs in one transaction, each as `add` does: all of them or, when the writer is killed, none.
-
-        Series of many runs are written in the order of the table, so that its pages are written once and not once per run.
-        """
+        """Keep several runs in one transaction, each as `add` does: all of them or, when the writer is killed, none. Series of many runs
+        are written in the order of the table, so that its pages are written once and not once per run."""
         made = [(self._cleared(run), again, *rows_of(points)) for run, points, again in items]
         numbers, pending, new = dict(self._known), list[tuple[object, ...]](), list[bool]()
         with self._transaction():
@@ -269,30 +344,19 @@ class Store:
         return new
 
     def runs(
-        self,
-        *,
-        project: str | None = None,
-        kind: Kind | None = None,
-        name: str | None = None,
-        machine: str | None = None,
-        commit: str | None = None,
-        branch: str | None = None,
-        trusted: bool = False,
-        limit: int | None = None,
+        self, *, commit: str | None = None, trusted: bool = False, limit: int | None = None, **of: Unpack[RunFilter]
     ) -> list[StoredRun]:
         """Runs by time, the oldest first; `commit` is a prefix; `limit` takes the latest; `trusted` takes baselines only."""
-        where, values = where_clause(project=project, kind=kind, name=name, machine=machine, branch=branch, commit=commit, baseline=trusted)
+        where, values = where_clause(commit=commit, baseline=trusted, **of)
         text = f"SELECT {RUN} FROM runs WHERE {where} ORDER BY time DESC, id DESC LIMIT ?"
         found = self._rows(text, (*values, -1 if limit is None else limit), RUN_CELLS)
         return [run_of(row) for row in reversed(found)]
 
     def run(self, key: int) -> StoredRun | None:
-        """The run of a number."""
         found = self._rows(f"SELECT {RUN} FROM runs WHERE id = ?", (key,), RUN_CELLS)
         return run_of(found[0]) if found else None
 
     def by_digest(self, digest: str) -> StoredRun | None:
-        """The run of a digest."""
         found = self._rows(f"SELECT {RUN} FROM runs WHERE digest = ?", (digest,), RUN_CELLS)
         return run_of(found[0]) if found else None
 
@@ -320,20 +384,11 @@ class Store:
         return [name for name in names if keeps(name)]
 
     def values(
-        self,
-        metric: str,
-        *,
-        project: str | None = None,
-        kind: Kind | None = None,
-        name: str | None = None,
-        machine: str | None = None,
-        take: Take = "last",
-        trusted: bool = False,
-        limit: int | None = None,
+        self, metric: str, *, take: Take = "last", trusted: bool = False, limit: int | None = None, **of: Unpack[RunFilter]
     ) -> list[RunValue]:
         """One value of the metric per run that has it, by time, the oldest first; `limit` takes the latest runs; `trusted` takes
         baselines only (trusted and not poisoned)."""
-        where, found = where_clause(project=project, kind=kind, name=name, machine=machine, baseline=trusted)
+        where, found = where_clause(baseline=trusted, **of)
         text = (
             f"SELECT s.{TAKEN[take]}, s.mark, s.count, {RUN} FROM series s JOIN runs ON runs.id = s.run"
             f" WHERE s.metric = (SELECT id FROM metrics WHERE name = ?) AND {where} ORDER BY time DESC, runs.id DESC LIMIT ?"
@@ -342,7 +397,6 @@ class Store:
         return [RunValue(value=row[0], mark=row[1], count=row[2], run=run_of(row[3:])) for row in reversed(rows)]
 
     def of_run(self, key: int, *, take: Take = "last") -> dict[str, RunValue]:
-        """All metrics of one run."""
         run = self.run(key)
         if run is None:
             return {}
@@ -351,16 +405,14 @@ class Store:
         return {name: RunValue(run=run, value=value, mark=mark, count=count) for name, value, mark, count in rows}
 
     def points(self, key: int, metric: str) -> list[Point]:
-        """The points of a metric in a run, in the order in which they were written."""
         which = "run = ? AND metric = (SELECT id FROM metrics WHERE name = ?)"
         found = self._rows(f"SELECT step, value, mark FROM points WHERE {which} ORDER BY place", (key, metric), POINT_CELLS)
         if not found:  # a single value without a step stands in series alone
             found = self._rows(f"SELECT NULL, last, mark FROM series WHERE {which}", (key, metric), POINT_CELLS)
         return [Point(metric=metric, step=step, value=value, mark=mark) for step, value, mark in found]
 
-    def count(self, metric: str, *, project: str | None = None, name: str | None = None, machine: str | None = None) -> int:
-        """How many runs have the metric."""
-        where, found = where_clause(project=project, name=name, machine=machine)
+    def count(self, metric: str, **of: Unpack[RunFilter]) -> int:
+        where, found = where_clause(**of)
         text = "SELECT count(*) FROM series s JOIN runs ON runs.id = s.run WHERE s.metric = (SELECT id FROM metrics m WHERE m.name = ?)"
         text += f" AND {where}"
         return int(self._rows(text, (metric, *found), (WHOLE,))[0][0])
@@ -376,10 +428,6 @@ class Store:
         columns = ", ".join(f"{name} = ?" for name in STATED)
         with self._transaction():
             self._open.execute(f"UPDATE runs SET {columns} WHERE digest = ?", (*row, run.digest))
-
-    def unmark(self, key: int) -> bool:
-        """Undo `mark`."""
-        return self.mark(key, "")
 
     def _cleared(self, run: StoredRun) -> StoredRun:
         """The run without secrets in its names: a branch, a path or an import option may hold one."""
@@ -410,9 +458,7 @@ class Store:
         """Remove earlier imports of the run; the new one keeps a mark on them."""
         same = (run.project, run.kind, run.name, run.source, run.time)
         found = self._rows(
-            "SELECT id, poisoned FROM runs WHERE project = ? AND kind = ? AND name = ? AND source = ? AND time = ?",
-            same,
-            (WHOLE, TEXT),
+            "SELECT id, poisoned FROM runs WHERE project = ? AND kind = ? AND name = ? AND source = ? AND time = ?", same, (WHOLE, TEXT)
         )
         for key, poisoned in found:
             for table in ("points", "series"):
@@ -468,3 +514,102 @@ class Store:
             if "locked" in str(error) or "busy" in str(error):
                 fix = f"another process held it for {WAIT_S:.0f} s; try again"
             raise UserError(f"{self.path}: history: {error}", fix or "name another file with --store") from error
+
+
+_SHOWN = 5
+
+
+def require(store: Store, **of: Unpack[RunFilter]) -> None:
+    """Raise a UserError unless a run is of all that is given; it names the first option that leaves none, and what the runs have."""
+    before: dict[str, str] = {}
+    for option, word in _given(of).items():
+        there = store.distinct(option, before)
+        if word not in there:
+            where = f"those of {_told(before)}" if before else "all"
+            known = ", ".join(map(repr, there[:_SHOWN])) + (f", … ({len(there)} in all)" if len(there) > _SHOWN else "")
+            fix = f"--{option} takes one of: {known}" if there else "import runs first: seatrial history import PATH"
+            raise UserError(f"--{option} {word}: no run of this {option} among {where} in {store.path}", fix)
+        before[option] = word
+
+
+def require_of(run: StoredRun, **of: Unpack[RunFilter]) -> None:
+    """Raise a UserError unless this run is of all that is given."""
+    for option, word in _given(of).items():
+        own = getattr(run, option)
+        if own != word:
+            raise UserError(f"--{option} {word}: run {run.id} is of {option} {own!r}", f"leave --{option} out, or name another run")
+
+
+def none_has(what: str, **of: Unpack[RunFilter]) -> str:
+    """The sentence for metrics that no run has among those that are chosen."""
+    given = _told(_given(of))
+    return f"no run has {what}" + (f" among those of {given}" if given else "")
+
+
+def _told(given: Mapping[str, str]) -> str:
+    return " ".join(f"--{option} {word}" for option, word in given.items())
+
+
+def _given(of: RunFilter) -> dict[str, str]:
+    """Options and their words, in one order; an empty word is one, too."""
+    return {option: str(of.get(option)) for option in RunFilter.__annotations__ if of.get(option) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineGroup:
+    """One metric of runs that share a baseline, by time."""
+
+    metric: str
+    runs: tuple[StoredRun, ...]
+    values: tuple[float, ...]
+    left_out: tuple[RunValue, ...]
+    """Runs whose value is no finite number."""
+
+    @property
+    def title(self) -> str:
+        """The metric and what the runs share."""
+        run = self.runs[0] if self.runs else self.left_out[0].run
+        return " · ".join(filter(None, (self.metric, run.project, run.kind.value, run.name, run.machine)))
+
+    def told(self) -> list[str]:
+        """What was left out."""
+        marks = [f"run {value.run.id}: {value.mark or value.value}" for value in self.left_out]
+        shown = ", ".join(marks[:5]) + (f", … ({len(marks)} in all)" if len(marks) > 5 else "")
+        return [f"  not used, no finite number: {shown}"] if marks else []
+
+
+def groups(
+    store: Store,
+    patterns: Sequence[str],
+    *,
+    take: Take,
+    trusted: bool = False,
+    poisoned: bool = False,
+    last: int | None = None,
+    **of: Unpack[RunFilter],
+) -> Iterator[BaselineGroup]:
+    """The groups of all metrics that the patterns take; runs that are poisoned only where asked for."""
+    require(store, **of)
+    for pattern in patterns:
+        metrics = store.metrics(of.get("project"), pattern)
+        if not metrics:
+            raise UserError(f"no metric matches {pattern!r} in {store.path}", "seatrial history show '*' lists metrics")
+        found = 0
+        for metric in metrics:
+            split: dict[tuple[str, str, str, str], list[RunValue]] = {}
+            for value in store.values(metric, take=take, trusted=trusted, **of):
+                if poisoned or not value.run.poisoned:
+                    split.setdefault((value.run.project, value.run.kind, value.run.name, value.run.machine), []).append(value)
+            for values in split.values():
+                found += 1
+                chosen = values[-last:] if last else values
+                runs, numbers, left_out = list[StoredRun](), list[float](), list[RunValue]()
+                for one in chosen:
+                    if one.mark or one.value is None or not math.isfinite(one.value):
+                        left_out.append(one)
+                    else:
+                        runs.append(one.run)
+                        numbers.append(one.value)
+                yield BaselineGroup(metric, tuple(runs), tuple(numbers), tuple(left_out))
+        if not found:
+            raise UserError(none_has(repr(pattern), **of), "without --name and --machine, or with --every")

@@ -9,14 +9,12 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Unpack
 
 from seatrial.core.errors import UserError
 from seatrial.core.text import counted
 from seatrial.history.change_points import TooFew, find_changes
-from seatrial.history.filters import BaselineGroup, groups
-from seatrial.history.run_records import Take
-from seatrial.history.store import Store
+from seatrial.history.store import BaselineGroup, RunFilter, Store, Take, groups
 from seatrial.metrics.stats import t_two_sided
 
 FEWEST_FOR_THRESHOLDS = 3
@@ -28,7 +26,6 @@ class Proposal:
 
     count: int
     false_alarms: float
-    """As asked for."""
     lower: float | None
     upper: float | None
     rate: float
@@ -39,13 +36,7 @@ class Proposal:
     left_out: float | None
     """Share of runs that bounds made of the others miss; None without bounds for one run fewer."""
 
-    @property
-    def supported(self) -> bool:
-        """Whether there are bounds."""
-        return self.lower is not None
-
     def lines(self) -> list[str]:
-        """For a person."""
         low, high = self.if_normal
         normal = f"if values were normal: [{low:.6g}, {high:.6g}]"
         if self.lower is None or self.upper is None:
@@ -78,6 +69,9 @@ def propose(values: Sequence[float], *, false_alarms: float = 0.01) -> Proposal:
     rank = _rank(count, false_alarms)
     ordered = sorted(values)
     lower, upper = (_outward(ordered[rank - 1], ordered, -1), _outward(ordered[-rank], ordered, 1)) if rank else (None, None)
+    # The prediction interval of one more normal value.
+    mean = statistics.fmean(values)
+    half = t_quantile(false_alarms, count - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / count)
     return Proposal(
         count=count,
         false_alarms=false_alarms,
@@ -85,7 +79,7 @@ def propose(values: Sequence[float], *, false_alarms: float = 0.01) -> Proposal:
         upper=upper,
         rate=2 * max(rank, 1) / (count + 1),
         needed=needed,
-        if_normal=_if_normal(values, false_alarms),
+        if_normal=(mean - half, mean + half),
         left_out=_left_out(ordered, false_alarms),
     )
 
@@ -121,13 +115,6 @@ def _left_out(ordered: Sequence[float], false_alarms: float) -> float | None:
     return missed / count
 
 
-def _if_normal(values: Sequence[float], false_alarms: float) -> tuple[float, float]:
-    """The prediction interval of one more normal value."""
-    count, mean = len(values), statistics.fmean(values)
-    half = t_quantile(false_alarms, count - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / count)
-    return mean - half, mean + half
-
-
 @functools.cache
 def t_quantile(outside: float, freedom: float) -> float:
     """The t that |T| exceeds with probability `outside`, by bisection."""
@@ -152,15 +139,12 @@ FORMS: dict[Take, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """One group."""
-
     group: BaselineGroup
     proposal: Proposal | None
     notes: tuple[str, ...]
     checks: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """For a person; checks as they can be copied."""
         found = [*self.notes, *(self.proposal.lines() if self.proposal else ())]
         return [
             self.group.title,
@@ -170,34 +154,21 @@ class Calibrated:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """All groups that were asked for."""
-
-    groups: tuple[Calibrated, ...]
-
-    def lines(self) -> list[str]:
-        """For a person."""
-        return [line for group in self.groups for line in group.lines()]
-
-
 def calibrate(
     store: Store,
     metrics: Sequence[str],
     *,
-    project: str | None = None,
-    name: str | None = None,
-    machine: str | None = None,
     take: Take = "last",
     last: int | None = None,
     false_alarms: float = 0.01,
     every: bool = False,
-) -> Calibration:
+    **of: Unpack[RunFilter],
+) -> tuple[Calibrated, ...]:
     """Thresholds of all metrics that the patterns take; `every` takes runs that are not trusted, too (poisoned ones never)."""
     if not 0 < false_alarms < 1:
         raise UserError(f"--false-alarms {false_alarms}: must lie between 0 and 1", "--false-alarms 0.01")
-    found = groups(store, metrics, project=project, name=name, machine=machine, take=take, trusted=not every, last=last)
-    return Calibration(tuple(_calibrated(group, take, false_alarms) for group in found))
+    found = groups(store, metrics, take=take, trusted=not every, last=last, **of)
+    return tuple(_calibrated(group, take, false_alarms) for group in found)
 
 
 def _calibrated(group: BaselineGroup, take: Take, false_alarms: float) -> Calibrated:
@@ -252,7 +223,6 @@ class Band:
     """Robust deviation of the reference."""
     count: int
     why: Literal["sigmas", "relative", "absolute"]
-    """What made it so wide."""
     rate: float
     """At most this share of good values lies outside, if they are normal."""
 
@@ -262,19 +232,9 @@ class Band:
             raise ValueError(f"{value} lies in no band")
         return "above" if value > self.high else "below" if value < self.low else "inside"
 
-    def distance(self, value: float) -> float:
-        """Half-widths from the middle, with sign: beyond 1 is outside."""
-        half = self.high - self.middle
-        return (value - self.middle) / half if half > 0 else math.copysign(math.inf, value - self.middle) if value != self.middle else 0.0
-
 
 def band(
-    reference: Sequence[float],
-    *,
-    sigmas: float = SIGMAS,
-    relative: float = RELATIVE,
-    absolute: float = ABSOLUTE,
-    rate: float = RATE,
+    reference: Sequence[float], *, sigmas: float = SIGMAS, relative: float = RELATIVE, absolute: float = ABSOLUTE, rate: float = RATE
 ) -> Band:
     """The band of a reference of at least FEWEST finite values."""
     for name, width in (("sigmas", sigmas), ("relative", relative), ("absolute", absolute)):
@@ -300,11 +260,9 @@ def band(
 
 
 def spread(values: Sequence[float]) -> float:
-    """The deviation of normal values, from the mean distance to the median without the farthest fifth of the runs (at least one).
-
-    Of few values it tells more than the median distance does, and stands as many wild runs as it leaves out. Where most values are
-    equal: the mean distance of all.
-    """
+    """The deviation of normal values, from the mean distance to the median without the farthest fifth of the runs (at least one). Of few
+    values it tells more than the median distance does, and stands as many wild runs as it leaves out. Where most values are equal: the mean
+    distance of all."""
     middle = statistics.median(values)
     away = sorted(abs(value - middle) for value in values)
     kept = away[: len(away) - max(1, len(away) // 5)]

@@ -47,9 +47,19 @@ def names() -> tuple[str, ...]:
 
 def usable() -> Iterator[Loop]:
     """All loops, without installed ones that cannot be loaded: for what is about any loop, and needs none of them."""
+    yield from map(get_loop, built_in())
+    yield from installed()
+
+
+def signature_files() -> list[Path]:
+    """The known failures of the built-in loops, which can be read without importing a loop."""
+    return sorted(HERE.glob("*/signatures.toml"))
+
+
+def installed() -> Iterator[Loop]:
+    """The loops of other distributions, without those that cannot be loaded."""
     from seatrial.core.errors import UserError
 
-    yield from map(get_loop, built_in())
     for name in names():
         if name not in built_in():
             try:

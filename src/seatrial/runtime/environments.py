@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -280,14 +279,8 @@ def _record(path: Path) -> BuildRecord | None:
 
 def delete(path: Path) -> None:
     """Remove a directory, the marker first: what is half removed is broken, not complete."""
-    if not path.exists():
-        return
-    try:
-        (path / MARKER).unlink(missing_ok=True)
-        shutil.rmtree(path)
-    except OSError as error:
-        message = f"{path}: cannot remove: {error.strerror or error}"
-        raise BlockedError(Boundary.ENVIRONMENT, message, f"remove it yourself: rm -r {path}") from error
+    files.delete(path / MARKER)
+    files.delete(path)
 
 
 def refuse_if_used(paths: Iterable[Path]) -> None:

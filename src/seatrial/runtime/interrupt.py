@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -102,3 +103,11 @@ def check_stop() -> None:
     """Raise `Interrupted` if an active `Interruptible` was asked to stop."""
     if Interruptible._current is not None:
         Interruptible._current.check()
+
+
+def rest(seconds: float) -> None:
+    """Sleep; a stop that is asked for ends it at once, as `check_stop` does."""
+    stops = time.monotonic() + seconds
+    while time.monotonic() < stops:
+        check_stop()
+        time.sleep(min(0.2, seconds))

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -308,6 +308,22 @@ class CannotStart(BlockedError):
 def pid_file(log: Path, part: str = "") -> Path:
     """Where the run that writes `log` notes its processes."""
     return log.with_name(f"{log.name}.{part}.pids" if part else f"{log.name}.pids")
+
+
+TOGETHER_S = 1.0
+"""How far apart the signals of a cluster to a child and to us may arrive, when they killed the child."""
+
+
+def run_stoppable(spec: ProcessSpec, on_tick: Callable[[Tick], None] | None = None) -> Outcome:
+    """`run`, but interrupted where Seatrial was asked to stop when the child failed. A cluster signals every process of a job at once, and
+    the child may be gone a moment before our own signal is seen: it must not look as if the command had failed."""
+    outcome = run(spec, on_tick)
+    if outcome.ended != "exited" or outcome.exit_code == 0:
+        return outcome
+    stops = time.monotonic() + (TOGETHER_S if outcome.signal is not None else TOGETHER_S / 10)
+    while not stop_requested() and time.monotonic() < stops:
+        time.sleep(0.02)
+    return replace(outcome, exit_code=None, ended="interrupted") if stop_requested() else outcome
 
 
 def run(spec: ProcessSpec, on_tick: Callable[[Tick], None] | None = None) -> Outcome:

@@ -25,15 +25,12 @@ from seatrial.evidence.imports import read_imports
 from seatrial.evidence.redact import Redactor
 from seatrial.loops import loop_of
 from seatrial.metrics.read import read_metrics, read_run
-from seatrial.runtime.interrupt import stop_requested
-from seatrial.runtime.process import ProcessSpec, Tick, run
+from seatrial.runtime.process import ProcessSpec, Tick, run_stoppable
 from seatrial.triage.diagnose import diagnose
 from seatrial.trial import run_dir
 from seatrial.trial.preflight import child_environment
 from seatrial.trial.progress import Follower, Listener
 
-_TOGETHER_S = 1.0
-"""How far apart the signals of a cluster to a child and to us may arrive, when they killed the child."""
 SERVER_LOG = "server.log"
 """What a server that a phase started wrote; unlike run.log it did not pass through us."""
 
@@ -122,26 +119,16 @@ def _run_phase(bench: RunContext, level: Level, directory: Path, phases: Sequenc
     def tick(beat: Tick) -> None:
         follower.tick(beat.seconds, beat.last_line)
 
-    outcome = run(spec, tick)
+    outcome = run_stoppable(spec, tick)
     bench.redactor.file(directory / phase.name / SERVER_LOG)
-    cut = outcome.ended == "exited" and outcome.exit_code != 0 and stopped_too(outcome.signal)
     return PhaseOutcome(
         name=phase.name,
-        exit_code=None if cut else outcome.exit_code,
-        ended="interrupted" if cut else outcome.ended,
+        exit_code=outcome.exit_code,
+        ended=outcome.ended,
         seconds=round(outcome.seconds, 2),
         cpu_seconds=round(outcome.cpu_seconds, 2),
         signal=outcome.signal,
     )
-
-
-def stopped_too(killed_by: int | None) -> bool:
-    """Whether Seatrial was asked to stop when its child failed. A cluster signals every process of a job at once, and
-    the child may be gone a moment before our own signal is seen: it must not look as if the loop had failed."""
-    stops = time.monotonic() + (_TOGETHER_S if killed_by is not None else _TOGETHER_S / 10)
-    while not stop_requested() and time.monotonic() < stops:
-        time.sleep(0.02)
-    return stop_requested()
 
 
 def _join_logs(directory: Path, phases: Sequence[Phase]) -> None:

@@ -26,11 +26,11 @@ from seatrial.core.text import generic
 from seatrial.core.verdict import Boundary, Verdict, exit_code
 from seatrial.evidence.redact import Redactor
 from seatrial.report.outcomes import PROBE
-from seatrial.runtime.process import Outcome, ProcessSpec, Tick, run
+from seatrial.runtime.process import Outcome, ProcessSpec, Tick, run_stoppable
 from seatrial.triage.log import read_log
 from seatrial.triage.signatures import GENERAL, load_signatures
 from seatrial.trial.base_worktrees import same_files, unchanged
-from seatrial.trial.level import RunContext, set_aside, stopped_too
+from seatrial.trial.level import RunContext, set_aside
 from seatrial.trial.preflight import child_environment
 from seatrial.trial.progress import SideRunning
 
@@ -143,10 +143,7 @@ def run_process(
     def tick(beat: Tick) -> None:
         bench.listener(SideRunning(tests.name, beat.seconds, beat.last_line))
 
-    outcome = run(spec, tick)
-    if outcome.ended == "exited" and outcome.exit_code != 0 and stopped_too(outcome.signal):
-        return Outcome(None, outcome.signal, "interrupted", outcome.seconds)
-    return outcome
+    return run_stoppable(spec, tick)
 
 
 def _own_packages(context: Context) -> tuple[str, ...]:

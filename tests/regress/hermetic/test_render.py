@@ -13,20 +13,21 @@ from pathlib import Path
 import pytest
 
 from seatrial.core.errors import BlockedError, UserError
-from seatrial.functional.container import (
+from seatrial.functional.hermetic import (
     ENGINES,
     Box,
     Container,
     Engine,
+    Fresh,
     Mount,
     before_words,
+    check_requirement,
     choose_engine,
     environment_names,
     own_mounts,
     parse_mount,
     run_words,
 )
-from seatrial.functional.fresh_environment import Fresh, check_requirement
 
 STANDIN = """#!{python}
 # A stand-in for {name}: it records its words and variables, and runs nothing.

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.functional.container import Box, run_words
-from seatrial.functional.hermetic import end_earlier
+from seatrial.functional.hermetic import Box, end_earlier, run_words
 
 from .test_fresh import call, project
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cli.command import inside
-from seatrial.history.run_records import Kind, Point, StoredRun, point
-from seatrial.history.store import Store
+from seatrial.core.errors import UserError
+from seatrial.history.metric_gate import Gate, GateSettings, gate_run
+from seatrial.history.store import Kind, Point, Store, StoredRun, point
 
 COMMIT = "f1062bd3fd95fc64443e2d9ee4a35fc654ba897e"
 TEST = "test_hf_ray_policy::test_lm_policy_generation"
@@ -43,6 +45,15 @@ def filled(path: Path, count: int = 10, metric: str = "loss") -> Store:
     for number in range(count):
         store.add(run(number), [point(metric, float(number))])
     return store
+
+
+def gate(store: Store, key: int, *, patterns: Sequence[str] = (), exclude: Sequence[str] = (), **settings: Any) -> Gate:
+    """Judge the run of that number, as `seatrial history gate RUN` does."""
+    how = GateSettings(**settings)
+    tested = store.run(key)
+    if tested is None:
+        raise UserError(f"no run {key} in {store.path}", "seatrial history runs lists them")
+    return gate_run(store, tested, store.of_run(key, take=how.take), how, patterns, exclude)
 
 
 def results(path: Path, **other: Any) -> Path:

@@ -11,8 +11,7 @@ import pytest
 
 from seatrial.core.errors import UserError
 from seatrial.core.series import Metrics, Series
-from seatrial.history.run_records import Kind, StoredRun, point
-from seatrial.history.store import Store
+from seatrial.history.store import Kind, Store, StoredRun, point
 from seatrial.history.thresholds import calibrate, propose, t_quantile
 from seatrial.metrics.checks import evaluate
 
@@ -60,15 +59,15 @@ def test_what_the_normal_distribution_would_give_is_wrong_for_skewed_values() ->
 
 def test_too_few_runs_give_no_thresholds_but_the_number_that_is_needed() -> None:
     made = propose([1.0, 2.0, 3.0, 4.0, 5.0], false_alarms=0.01)
-    assert (made.lower, made.upper, made.needed, made.supported) == (None, None, 199, False)
+    assert (made.lower, made.upper, made.needed) == (None, None, 199)
     assert made.checks("x") == []
     assert "199 runs are needed" in made.lines()[0]
 
 
 def test_the_number_that_is_needed_is_enough_and_one_fewer_is_not() -> None:
     values = [float(number) for number in range(199)]
-    assert propose(values).supported
-    assert not propose(values[:-1]).supported
+    assert propose(values).lower is not None
+    assert propose(values[:-1]).lower is None
 
 
 def test_bounds_are_rounded_outward_only() -> None:
@@ -108,7 +107,7 @@ def test_checks_are_ready_to_use_and_hold_for_the_runs_themselves(store: Store) 
     values = [source.gauss(1, 0.1) for _ in range(220)]
     fill(store, values)
     for take in ("last", "mean", "min", "max"):
-        (found,) = calibrate(store, ["loss"], take=take).groups
+        (found,) = calibrate(store, ["loss"], take=take)
         assert len(found.checks) == 2
         passed = [[_passes(check, value) for check in found.checks] for value in (sorted(values)[110], -9.0, 9.0)]
         assert passed == [[True, True], [False, True], [True, False]]
@@ -122,13 +121,13 @@ def test_untrusted_runs_are_used_only_when_asked_for(store: Store) -> None:
     fill(store, [1.0, 2.0, 3.0, 2.0, 1.0], trusted=False)
     with pytest.raises(UserError, match="no run"):
         calibrate(store, ["loss"])
-    assert calibrate(store, ["loss"], every=True).groups[0].proposal is not None
+    assert calibrate(store, ["loss"], every=True)[0].proposal is not None
 
 
 def test_after_a_step_only_the_runs_since_then_count(store: Store) -> None:
     source = random.Random(7)
     fill(store, [source.gauss(0, 1) for _ in range(60)] + [source.gauss(20, 1) for _ in range(45)])
-    (found,) = calibrate(store, ["loss"], false_alarms=0.05).groups
+    (found,) = calibrate(store, ["loss"], false_alarms=0.05)
     assert found.proposal is not None
     assert found.proposal.lower is not None
     assert found.proposal.lower > 10
@@ -138,7 +137,7 @@ def test_after_a_step_only_the_runs_since_then_count(store: Store) -> None:
 def test_values_that_drift_get_no_thresholds(store: Store) -> None:
     source = random.Random(8)
     fill(store, [source.gauss(10 * index / 100, 1) for index in range(100)])
-    (found,) = calibrate(store, ["loss"], false_alarms=0.05).groups
+    (found,) = calibrate(store, ["loss"], false_alarms=0.05)
     assert found.checks == ()
     assert "drift" in found.lines()[1]
 

@@ -10,8 +10,7 @@ import pytest
 from regress.history.histories import TEST, filled, history, points, results, run
 from seatrial.core.errors import UserError
 from seatrial.history.auto_import import HistorySettings, auto_import, history_settings, import_unit_results, store_path
-from seatrial.history.run_records import point
-from seatrial.history.store import Store
+from seatrial.history.store import Store, point
 
 
 @pytest.fixture
@@ -122,8 +121,8 @@ def test_keeping_says_one_quiet_line_and_nothing_when_off(tmp_path: Path, monkey
 def test_keeping_that_fails_is_said_and_never_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "h.sqlite").write_text("words " * 1000, encoding="utf-8")
     monkeypatch.setenv("SEATRIAL_HISTORY", str(tmp_path / "h.sqlite"))
-    assert auto_import(results(tmp_path / "unit_results.json")).startswith("history: not kept: ")
-    assert auto_import(tmp_path / "absent").startswith("history: not kept: ")
+    assert auto_import(results(tmp_path / "unit_results.json")).startswith("history: run not recorded: ")
+    assert auto_import(tmp_path / "absent").startswith("history: run not recorded: ")
 
 
 def test_a_defect_in_keeping_is_said_and_never_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +132,7 @@ def test_a_defect_in_keeping_is_said_and_never_raised(tmp_path: Path, monkeypatc
         raise ZeroDivisionError("defect")
 
     monkeypatch.setattr("seatrial.history.auto_import._keep", broken)
-    assert auto_import(tmp_path) == "history: not kept: ZeroDivisionError: defect"
+    assert auto_import(tmp_path) == "history: run not recorded: ZeroDivisionError: defect"
 
 
 def test_a_single_value_is_a_point_without_a_step(tmp_path: Path) -> None:

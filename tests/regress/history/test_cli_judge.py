@@ -13,8 +13,7 @@ from regress.history.histories import TEST, history, results, run
 from report import trials
 from seatrial.core.files import write_json
 from seatrial.history.auto_import import auto_import
-from seatrial.history.run_records import point
-from seatrial.history.store import Store
+from seatrial.history.store import Store, point
 
 pytestmark = pytest.mark.slow
 

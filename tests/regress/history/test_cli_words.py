@@ -11,8 +11,7 @@ import pytest
 from regress.history.histories import TEST, filled, history, points, results, run
 from seatrial.evidence.git import git, line
 from seatrial.history.auto_import import import_unit_results
-from seatrial.history.run_records import point
-from seatrial.history.store import Store
+from seatrial.history.store import Store, point
 from seatrial.metrics.read import read_metrics
 
 OURS = {"git_branch": "main", "git_dirty": False, "project": "p"}

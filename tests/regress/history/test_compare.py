@@ -10,8 +10,7 @@ import pytest
 from regress.history.histories import filled, history, run
 from seatrial.core.errors import UserError
 from seatrial.history.compare import compare_revisions, resolve_revision
-from seatrial.history.run_records import point
-from seatrial.history.store import Store
+from seatrial.history.store import Store, point
 
 A, B = "a" * 40, "b" * 40
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from regress.history.histories import COMMIT, TEST, history, points, results, run
-from seatrial.history.run_records import point
-from seatrial.history.store import Store
+from seatrial.history.store import Store, point
 
 pytestmark = pytest.mark.slow
 

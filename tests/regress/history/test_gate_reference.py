@@ -8,9 +8,9 @@ import pytest
 
 from regress.history.histories import TEST, history, results, run
 from seatrial.core.verdict import Verdict
-from seatrial.history.metric_gate import gate
-from seatrial.history.run_records import point
-from seatrial.history.store import Store
+from seatrial.history.store import Store, point
+
+from .histories import gate
 
 pytestmark = pytest.mark.slow
 

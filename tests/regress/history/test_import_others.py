@@ -14,8 +14,7 @@ from rollouts import profiled
 from seatrial.core.files import write_json
 from seatrial.history.auto_import import TRUSTED
 from seatrial.history.importing import Added, Stated, add
-from seatrial.history.run_records import Kind
-from seatrial.history.store import Store
+from seatrial.history.store import Kind, Store
 from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.profile_writer import write_profile
 

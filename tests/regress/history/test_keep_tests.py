@@ -70,7 +70,7 @@ def test_a_store_that_cannot_be_written_is_said_and_does_not_fail_the_session(tm
     broken.write_text("words " * 1000, encoding="utf-8")
     done = session(project(tmp_path / "p"), str(broken))
     assert done.returncode == 0
-    assert "history: not kept: " in done.stdout
+    assert "history: run not recorded: " in done.stdout
 
 
 def test_a_functional_script_is_kept_with_its_outcome(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from regress.history.histories import filled, points, run
 from seatrial.core.errors import UserError
-from seatrial.history.run_records import Kind, Point, point
-from seatrial.history.store import Store
+from seatrial.history.store import Kind, Point, Store, point
 
 
 def test_values_come_back_by_time_with_the_latest_last(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_baselines_are_trusted_and_not_marked(tmp_path: Path) -> None:
         store.add(run(7, trusted=False, why_untrusted="branch"), [point("loss", 7)])
         assert store.mark(2, "throttled")
         assert [one.value for one in store.values("loss", trusted=True)] == [0, 2]
-        assert store.unmark(2)
+        assert store.mark(2, "")
         assert [one.value for one in store.values("loss", trusted=True)] == [0, 1, 2]
         assert not store.mark(99, "nobody")
 

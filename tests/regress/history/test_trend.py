@@ -11,8 +11,7 @@ import pytest
 
 from seatrial.core.errors import UserError
 from seatrial.history.compare import trend
-from seatrial.history.run_records import Kind, StoredRun, point
-from seatrial.history.store import Store
+from seatrial.history.store import Kind, Store, StoredRun, point
 
 
 @pytest.fixture

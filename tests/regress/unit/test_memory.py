@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_seatrial import gpus, memory_sampler
-from seatrial.functional import container
+from seatrial.functional import hermetic
 
 from .tracked import latest, session
 
@@ -172,8 +172,8 @@ def test_a_library_without_a_driver_is_told_and_means_no_gpu(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("here", [True, False])
 def test_containers_ask_the_same_place_for_gpus(monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
-    monkeypatch.setattr(container, "devices_here", lambda: here)
-    assert container.make_box("docker", "image", (), ()).gpus is here
+    monkeypatch.setattr(hermetic, "devices_here", lambda: here)
+    assert hermetic.make_box("docker", "image", (), ()).gpus is here
 
 
 def test_other_devices_of_the_driver_are_no_gpus(tmp_path: Path) -> None:

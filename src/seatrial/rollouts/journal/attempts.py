@@ -27,8 +27,9 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from seatrial.core.errors import BlockedError
-from seatrial.core.files import sync_directory, write_error, write_json
+from seatrial.core.files import write_error, write_json
 from seatrial.core.guarded import read_file
+from seatrial.core.journal import Journal
 from seatrial.core.records import Record, replace
 from seatrial.core.verdict import Boundary
 from seatrial.runtime.interrupt import check_stop
@@ -122,91 +123,15 @@ def attempt_files(shard_dir: Path) -> list[AttemptFile]:
     return sorted(AttemptFile(int(match[1]), match[2], shard_dir / match[0]) for name in names if (match := _ATTEMPT_NAME.fullmatch(name)))
 
 
-class Attempt:
-    """Appends records. Made by `open`, with the number that a lease gave."""
-
-    def __init__(self, path: Path, handle: int, clock: Callable[[], float]) -> None:
-        self.path = path
-        self._handle = handle
-        self._clock = clock
-        self._size = 0
-        self._unsynced = 0
-        self._synced = clock()
-        self._broken: BlockedError | None = None
+class Attempt(Journal):
+    """The journal of one attempt (see `rollout_record.encode`)."""
 
     @classmethod
     def open(cls, shard_dir: Path, holder: LeaseHolder, *, clock: Callable[[], float] = time.monotonic) -> Self:
         """A new file, named after `lease.holder`: the number that fences others off is the one that orders winners."""
         if not holder.number:
             raise ValueError("an attempt needs the number of a lease: pass lease.holder")
-        path = shard_dir / f"attempt-{holder.label}.jsonl"
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise write_error(path, error) from error
-        sync_directory(shard_dir)
-        return cls(path, handle, clock)
-
-    def append(self, line: bytes) -> None:
-        """Write one record (see `rollout_record.encode`); a BlockedError when the disk does not take it."""
-        if self._broken:
-            raise self._broken
-        try:
-            written = os.write(self._handle, line)
-            while written < len(line):
-                written += os.write(self._handle, line[written:])
-        except OSError as error:
-            raise self._take_back(error) from error
-        self._size += written
-        self._unsynced += 1
-        if self._unsynced >= GROUP_ROWS:
-            self._sync()
-        else:
-            self.tick()
-
-    def tick(self) -> None:
-        """Sync what has waited for GROUP_S; call it now and then when no records come."""
-        if self._unsynced and self._clock() - self._synced >= GROUP_S:
-            self._sync()
-
-    def close(self) -> None:
-        """Sync and close; twice is once."""
-        if self._handle < 0:
-            return
-        try:
-            if self._unsynced and not self._broken:
-                self._sync()
-        finally:
-            os.close(self._handle)
-            self._handle = -1
-
-    def _sync(self) -> None:
-        try:
-            os.fdatasync(self._handle)
-        except OSError as error:
-            # What the kernel has dropped cannot be told from what it kept: nothing more goes into this file.
-            self._broken = self._blocked(error)
-            raise self._broken from error
-        self._unsynced = 0
-        self._synced = self._clock()
-
-    def _take_back(self, error: OSError) -> BlockedError:
-        self._broken = self._blocked(error)
-        try:
-            os.ftruncate(self._handle, self._size)
-        except OSError:
-            pass  # then the last record is torn, and nothing will follow it: it is owed again
-        return self._broken
-
-    def _blocked(self, error: OSError) -> BlockedError:
-        message = f"{self.path}: cannot write: {error.strerror or error}"
-        return BlockedError(Boundary.ENVIRONMENT, message, f"free space on the disk of {self.path.parent}, then resume")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        return cls(shard_dir / f"attempt-{holder.label}.jsonl", new=True, rows=GROUP_ROWS, seconds=GROUP_S, clock=clock)
 
 
 RENEW_S = 5.0
