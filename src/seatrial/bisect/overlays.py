@@ -6,13 +6,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.bisect.lockfile import BuildFailed
 from seatrial.core.guarded import parse_json, real_path
+from seatrial.runtime.command import NoAnswerError, run_command
 from seatrial.runtime.venvs import clean_env, interpreter, python_with_pip
 
 ASK_S = 60.0
@@ -60,9 +60,8 @@ def find_caller(tree: Path) -> Caller | None:
         return None
     try:
         command = [found, "-I", "-c", _ASK]
-        done = subprocess.run(command, cwd=tree, env=clean_env(), stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_S, check=False)
-        told = parse_json(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        told = parse_json(run_command(command, ASK_S, cwd=tree, env=clean_env()).data)
+    except (NoAnswerError, ValueError) as error:
         message = f"{found} does not run in this tree, so the build has nothing to install into but your own environment"
         raise BuildFailed(f"{message}; activate a Python, or name a lock: --env pip:LOCKFILE") from error
     scripts = tuple(dict.fromkeys(Path(place) for place in told["scripts"]))

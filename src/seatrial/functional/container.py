@@ -7,7 +7,6 @@ import re
 import secrets
 import shlex
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from seatrial.core.text import one_line
 from seatrial.core.verdict import Boundary
 from seatrial.functional.hermetic import ExecutionPlace
 from seatrial.history.auto_import import OFF, VARIABLE
+from seatrial.runtime.command import Answer, NoAnswerError, run_command
 
 Engine = Literal["docker", "podman", "enroot"]
 ENGINES: tuple[Engine, ...] = ("docker", "podman", "enroot")
@@ -182,7 +182,7 @@ def unusable(engine: Engine) -> str | None:
     if shutil.which(engine) is None:
         return "not on PATH"
     done = _call(answer_words(engine), ANSWER_S)
-    return None if done.returncode == 0 else one_line(done.stderr or done.stdout)[-300:] or f"exit {done.returncode}"
+    return None if done.code == 0 else one_line(done.error or done.out)[-300:] or f"exit {done.code}"
 
 
 class Container(ExecutionPlace):
@@ -203,18 +203,18 @@ class Container(ExecutionPlace):
         self._scratch = Path(tempfile.mkdtemp(prefix="seatrial-enroot-"))
         for words in before_words(self.box, self._name, self._scratch):
             done = _call(words, IMPORT_S)
-            if done.returncode != 0:
+            if done.code != 0:
                 self.remove()
-                message = f"{shlex.join(words)}: {one_line(done.stderr or done.stdout)[-300:]}"
+                message = f"{shlex.join(words)}: {one_line(done.error or done.out)[-300:]}"
                 raise BlockedError(Boundary.ENVIRONMENT, message, "check the name of the image and the access to its registry")
 
     def _fetch(self) -> None:
         image = self.box.image
-        if _call((self.box.engine, "image", "inspect", image), ANSWER_S).returncode == 0:
+        if _call((self.box.engine, "image", "inspect", image), ANSWER_S).code == 0:
             return
         done = _call((self.box.engine, "pull", image), IMPORT_S)
-        if done.returncode != 0:
-            message = f"{self.box.engine} pull {image}: {one_line(done.stderr or done.stdout)[-300:]}"
+        if done.code != 0:
+            message = f"{self.box.engine} pull {image}: {one_line(done.error or done.out)[-300:]}"
             raise BlockedError(Boundary.ENVIRONMENT, message, "check the name of the image and the access to its registry, or build it")
 
     def command(self, argv: tuple[str, ...], cwd: Path) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -249,7 +249,7 @@ class Container(ExecutionPlace):
 
     def _gone(self, name: str) -> None:
         _call(after_words(self.box, name), REMOVE_S)
-        left = _call(left_words(self.box, name), ANSWER_S).stdout.split()
+        left = _call(left_words(self.box, name), ANSWER_S).out.split()
         if left and (self.box.engine != "enroot" or name in left):
             self.notes = (*self.notes, f"container {name} could not be removed: {shlex.join(after_words(self.box, name))}")
 
@@ -267,11 +267,9 @@ def make_box(engine: Engine, image: str, mounts: tuple[Mount, ...], env: tuple[s
     return Box(engine=engine, image=image, mounts=mounts, env=env, gpus=gpus, user=caller())
 
 
-def _call(words: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess[str]:
+def _call(words: tuple[str, ...], seconds: float) -> Answer:
     """A short command of an engine; one that hangs or cannot be started has failed."""
     try:
-        return subprocess.run(
-            words, capture_output=True, text=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(words, 127, "", str(error))
+        return run_command(words, seconds)
+    except NoAnswerError as error:
+        return Answer(127, b"", str(error).encode("utf-8", "replace"))

@@ -27,6 +27,7 @@ import psutil
 
 from seatrial.core.errors import BlockedError
 from seatrial.core.verdict import Boundary
+from seatrial.runtime.command import NoAnswerError, run_command
 from seatrial.runtime.interrupt import Interrupted, Interruptible, held, stop_requested
 from seatrial.runtime.process_tree import (
     MARKER,
@@ -125,10 +126,10 @@ def dump(processes: Iterable[psutil.Process]) -> str:
 def _dump_one(tool: str, pid: int) -> str:
     head = f"py-spy dump --pid {pid}"
     try:
-        done = subprocess.run([tool, "dump", "--pid", str(pid)], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run_command([tool, "dump", "--pid", str(pid)], _TIMEOUT_S)
+    except NoAnswerError as error:
         return f"{head}: {error}"
-    return f"{head}\n{done.stdout}{done.stderr}".rstrip()
+    return f"{head}\n{done.out}{done.error}".rstrip()
 
 
 def _is_python(process: psutil.Process) -> bool:

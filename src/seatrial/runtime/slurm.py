@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +26,7 @@ from seatrial.core.guarded import BadValue, parse_count, parse_time, parse_whole
 from seatrial.core.jobs import Batch, Component, Job, Profile, bash_word, grouped, referred, shell_name
 from seatrial.core.records import replace
 from seatrial.core.verdict import Boundary
+from seatrial.runtime.command import Answer, NoAnswerError, run_command
 from seatrial.runtime.jobdir import Layout, NodeGroup, PlacedStep, job_dir, layout
 from seatrial.runtime.ray import launcher_call, ray_sub
 
@@ -93,12 +93,12 @@ def require(tool: str) -> str:
 def sbatch(script: Path, options: Sequence[str], cluster: str, added: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
     """Submit a script, with variables added to the caller's; returns the id."""
     done = _call("sbatch", ["--parsable", *options, str(script)], cluster, added=added, cwd=cwd)
-    found = re.findall(r"^([0-9]+)(?:;.*)?$", done.stdout, re.M)  # a site's own sbatch may greet first
-    if done.returncode == 0 and found:
+    found = re.findall(r"^([0-9]+)(?:;.*)?$", done.out, re.M)  # a site's own sbatch may greet first
+    if done.code == 0 and found:
         return str(found[-1])
-    if done.returncode <= 0:
-        text = _text(done.stdout) or _text(done.stderr) or "nothing"
-        raise ControllerDown(f"sbatch: ended with {done.returncode} and gave no id, but said: {text}")
+    if done.code <= 0:
+        text = _text(done.out) or _text(done.error) or "nothing"
+        raise ControllerDown(f"sbatch: ended with {done.code} and gave no id, but said: {text}")
     raise _error("sbatch", done)
 
 
@@ -106,21 +106,21 @@ def check_script(script: str | Path, options: Sequence[str], cluster: str) -> st
     """Ask whether a script (its text, or its path) could be submitted; returns what Slurm says, such as when it would start."""
     words, text = ([str(script)], "") if isinstance(script, Path) else ([], script)
     done = _call("sbatch", ["--test-only", *options, *words], cluster, text)
-    if done.returncode:
+    if done.code:
         raise _error("sbatch", done)
-    return _text(done.stderr)
+    return _text(done.error)
 
 
 def squeue(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = ()) -> list[SlurmRow]:
     """Jobs that the controller knows, by id or else by name, each unit and each part in its own row."""
     chosen = ["-j", ",".join(ids)] if ids else ["-n", ",".join(names)]
     done = _call("squeue", ["-h", "-r", "-a", "-t", "all", *chosen, "-o", "%i|%T|%e|%r|%k|%j"], cluster)
-    if done.returncode and "Invalid job id" in done.stderr:
+    if done.code and "Invalid job id" in done.error:
         return []
-    if done.returncode:
-        raise ControllerDown(f"squeue: {_text(done.stderr)}")
+    if done.code:
+        raise ControllerDown(f"squeue: {_text(done.error)}")
     rows = []
-    for line in done.stdout.splitlines():
+    for line in done.out.splitlines():
         words = line.split("|", 5)
         if len(words) == 6:  # a site's own squeue may say more
             unit, state, ended, reason, comment, name = words
@@ -133,11 +133,11 @@ def sacct(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = (), sinc
     start = datetime.fromtimestamp(max(since, 0.0)).isoformat(timespec="seconds")
     chosen = ["-j", ",".join(ids)] if ids else ["--name", ",".join(names), "-S", start]
     done = _call("sacct", ["-a", "-X", "-n", "-P", "-D", *chosen, "-o", "JobID,State,Submit,End,JobName"], cluster)
-    if "accounting storage is disabled" in done.stderr:
+    if "accounting storage is disabled" in done.error:
         return None
-    if done.returncode:
-        raise ControllerDown(f"sacct: {_text(done.stderr)}")
-    lines = [words for line in done.stdout.splitlines() if len(words := line.split("|", 4)) == 5]
+    if done.code:
+        raise ControllerDown(f"sacct: {_text(done.error)}")
+    lines = [words for line in done.out.splitlines() if len(words := line.split("|", 4)) == 5]
     rows = []
     for unit, state, _, ended, name in sorted(lines, key=lambda words: words[2]):
         rows += _rows(unit, state.partition(" ")[0], "", name, "", ended)
@@ -147,15 +147,15 @@ def sacct(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = (), sinc
 def scancel(cluster: str, ids: Sequence[str]) -> None:
     """Cancel jobs; one that has ended already is no error."""
     done = _call("scancel", list(ids), cluster)
-    wrong = [line for line in done.stderr.splitlines() if "Invalid job id" not in line and "already" not in line]
-    if done.returncode and wrong:
+    wrong = [line for line in done.error.splitlines() if "Invalid job id" not in line and "already" not in line]
+    if done.code and wrong:
         raise _error("scancel", done)
 
 
 def setting(cluster: str, name: str) -> str:
     """A value of the cluster's configuration, such as MaxArraySize or ClusterName."""
     done = _call("scontrol", ["show", "config"], cluster)
-    found = re.search(rf"^{name}\s*=\s*(\S+)", done.stdout, re.M)
+    found = re.search(rf"^{name}\s*=\s*(\S+)", done.out, re.M)
     if found is None:
         raise _error("scontrol", done)
     return found[1]
@@ -184,26 +184,16 @@ def cluster_name(cluster: str) -> str:
 
 def _call(
     tool: str, words: list[str], cluster: str, stdin: str = "", added: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+) -> Answer:
     path = require(tool)
     if cluster and not Path(cluster).is_file():
         raise ControllerDown(f"SLURM_CONF={cluster}: no such file")  # Slurm's commands would try for a minute
+    env = {**_environment(tool, cluster), **(added or {})}
     try:
         # A session of its own: Ctrl-C must not end sbatch between the submission and the id.
-        return subprocess.run(
-            [path, *words],
-            env={**_environment(tool, cluster), **(added or {})},
-            cwd=cwd,
-            input=stdin,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ControllerDown(f"{tool} did not answer within {TIMEOUT_S:.0f} s") from error
+        return run_command([path, *words], TIMEOUT_S, cwd=cwd, env=env, stdin=stdin.encode("utf-8", "replace"), own_session=True)
+    except NoAnswerError as error:
+        raise ControllerDown(f"{tool} did not answer within {TIMEOUT_S:.0f} s" if error.late else f"{tool}: {error}") from error
 
 
 def _environment(tool: str, cluster: str) -> dict[str, str]:
@@ -211,8 +201,8 @@ def _environment(tool: str, cluster: str) -> dict[str, str]:
     return {**kept, **({"SLURM_CONF": cluster} if cluster else {}), **(_PLAIN if tool in ("squeue", "sacct") else {})}
 
 
-def _error(tool: str, done: subprocess.CompletedProcess[str]) -> BlockedError:
-    text = _text(done.stderr) or _text(done.stdout) or f"exit code {done.returncode}"
+def _error(tool: str, done: Answer) -> BlockedError:
+    text = _text(done.error) or _text(done.out) or f"exit code {done.code}"
     return ControllerDown(f"{tool}: {text}") if _NO_ANSWER.search(text) else SlurmRefused(f"{tool}: {text}")
 
 

@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 import time
@@ -28,6 +27,7 @@ from seatrial.core import files
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.guarded import BadValue, parse_json, parse_step
 from seatrial.core.verdict import Boundary
+from seatrial.runtime.command import NoAnswerError, run_command
 from seatrial.runtime.interrupt import check_stop
 from seatrial.runtime.process import STAMP_LENGTH, LineFilter, ProcessSpec, Tick, run
 
@@ -164,6 +164,7 @@ def _take_pin(pins: dict[str, str], text: str, where: str) -> None:
 
 
 BUILD_LOG = "build.log"
+_ANSWER_S = 120.0
 
 _NOT_PASSED_ON = (
     "PYTHONPATH",
@@ -355,14 +356,10 @@ def _last_line(text: str) -> str:
 def _output(argv: list[str]) -> str:
     """What a short command prints; what it complains about when it fails."""
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=120, env=clean_env(), stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired as error:
-        return f"it did not answer within {error.timeout:g} s"
-    except OSError as error:
-        return str(error)
-    return done.stdout if done.returncode == 0 else done.stderr
+        done = run_command(argv, _ANSWER_S, env=clean_env())
+    except NoAnswerError as error:
+        return f"it did not answer within {_ANSWER_S:g} s" if error.late else str(error)
+    return done.out if done.code == 0 else done.error
 
 
 def python_with_pip(python: str) -> str:
