@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -20,14 +19,14 @@ from pathlib import Path
 from seatrial.bisect.bisect_records import EnvironmentPlan
 from seatrial.bisect.lockfile import (
     BuildFailed,
-    BuildJob,
     LockRequest,
     add_with_pip,
     add_with_uv,
     build_with_pip,
     build_with_uv,
-    find_uv,
+    failing_build,
     read_wanted,
+    require_uv,
     run_build,
 )
 from seatrial.bisect.overlays import PIP_SETTINGS, find_caller, make_overlay, overlay_on_caller, packages_of, refuse_pip
@@ -38,10 +37,10 @@ from seatrial.core.records import Record
 from seatrial.evidence.git import git
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import provided
-from seatrial.runtime.environments import MARKER, default_root, delete, refuse_if_used
+from seatrial.runtime.environments import MARKER, default_root, delete, refuse_if_used, start_afresh
 from seatrial.runtime.filelock import exclusive
 from seatrial.runtime.process import end_leftovers, pid_file
-from seatrial.runtime.venvs import BUILD_LOG, find_python, interpreter, python_with_pip, read_installed
+from seatrial.runtime.venvs import BUILD_LOG, VenvBuilder, find_python, find_uv, interpreter, python_with_pip, read_installed
 from seatrial.trial.run_dir import now
 
 
@@ -92,7 +91,7 @@ def detect_environment(git_dir: Path, commit: str, asked: str | None) -> Environ
     if asked == "none":
         return EnvironmentPlan(kind="none")
     if kind == "uv":
-        find_uv()
+        require_uv()
         return EnvironmentPlan(kind="uv", lock=_existing(git_dir, commit, lock or _UV_LOCK))
     if kind == "pip" and lock:
         return EnvironmentPlan(kind="pip", lock=_existing(git_dir, commit, lock))
@@ -101,7 +100,7 @@ def detect_environment(git_dir: Path, commit: str, asked: str | None) -> Environ
 
 def _by_lock(git_dir: Path, commit: str) -> EnvironmentPlan:
     found = [name for name in (_UV_LOCK, *_PIP_LOCKS) if _has(git_dir, commit, name)]
-    if _UV_LOCK in found and shutil.which("uv"):
+    if _UV_LOCK in found and find_uv():
         return EnvironmentPlan(kind="uv", lock=_UV_LOCK)
     if pip := [name for name in found if name != _UV_LOCK]:
         return EnvironmentPlan(kind="pip", lock=pip[0])
@@ -221,9 +220,9 @@ class BisectEnvironments:
     def _make(self, order: _Order, python: str, progress: Callable[[str], None], stops: float) -> None:
         place, venv, began = order.place, order.place / "venv", time.monotonic()
         self._clear(place, progress)
-        job = BuildJob(order.name, place / BUILD_LOG, stops, progress, self._redactor.lines().line)
+        builder = VenvBuilder(order.name, place / BUILD_LOG, stops, progress, self._redactor.lines().line)
         try:
-            _install(order, job, venv, python)
+            _install(order, builder, venv, python)
             refuse_pip(venv)
             installed = read_installed(interpreter(venv))
             record = Complete(
@@ -232,7 +231,7 @@ class BisectEnvironments:
                 python_version=installed.python_version,
                 built=now(),
                 seconds=round(time.monotonic() - began, 3),
-                packages={name: versions[0] for name, versions in sorted(installed.packages.items())},
+                packages=installed.first_versions(),
                 contents=contents(venv),
             )
             files.write_json(place / MARKER, record)
@@ -240,7 +239,7 @@ class BisectEnvironments:
             delete(place)
             raise
         except BuildFailed as error:
-            raise self._given_up(order, job.log, error) from error
+            raise self._given_up(order, builder.log, error) from error
 
     def _given_up(self, order: _Order, log: Path, error: BuildFailed) -> BuildFailed:
         """Remove a failed build but for its log, and remember it."""
@@ -258,12 +257,11 @@ class BisectEnvironments:
         """An empty directory instead of what is there, which is broken."""
         if (place / MARKER).exists():
             progress(f"{place}: not as it was built; it is built anew")
-        end_leftovers(pid_file(place / BUILD_LOG))
         try:
             refuse_if_used([place])
         except UserError as error:
             raise BuildFailed(f"{place}: not as it was built, and {error.message}; {error.fix}", transient=True) from error
-        delete(place)
+        start_afresh(place)
         try:
             place.mkdir(parents=True)
         except OSError as error:
@@ -285,17 +283,19 @@ class _Order:
         return f"{self.plan.lock} {self.key[:8]}"
 
 
-def _install(order: _Order, job: BuildJob, venv: Path, python: str) -> None:
+def _install(order: _Order, builder: VenvBuilder, venv: Path, python: str) -> None:
     """What the lock asks for, then what the user wants beside it."""
-    project, packages = (order.tree / order.plan.lock).parent, order.plan.packages
-    if order.plan.kind == "uv":
-        build_with_uv(job, venv, order.wanted, python, project)
-        if packages:
-            add_with_uv(job, venv, packages, project)
-        return
-    build_with_pip(job, venv, order.wanted, python)
-    if packages:
-        add_with_pip(job, venv, order.wanted, packages, python)
+    project, packages, uv = (order.tree / order.plan.lock).parent, order.plan.packages, order.plan.kind == "uv"
+    with failing_build(builder.log):
+        if uv:
+            build_with_uv(builder, venv, order.wanted, python, project)
+        else:
+            build_with_pip(builder, venv, order.wanted, python)
+    with failing_build(builder.log, beside=True):
+        if packages and uv:
+            add_with_uv(builder, venv, packages, project)
+        elif packages:
+            add_with_pip(builder, venv, order.wanted, packages, python)
 
 
 def _on_caller(tree: Path, plan: EnvironmentPlan) -> ReadyEnvironment:
@@ -326,7 +326,7 @@ def _require(plan: EnvironmentPlan) -> str:
     """The interpreter to build with (empty: uv chooses); a BlockedError when a tool is missing, which no commit is to blame for."""
     python = find_python(version) if (version := _python(plan)) else ""
     if plan.kind == "uv":
-        find_uv()
+        require_uv()
     else:
         python_with_pip(python)
     return python

@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -72,10 +73,11 @@ def git(
     """
     try:
         done = run_command(command_line(repo, *arguments), seconds, env=environment(repo, index, own=own), stdin=stdin, into=into)
-    except NoAnswerError as error:
-        if error.missing:
+    except (NoAnswerError, OSError, ValueError, subprocess.TimeoutExpired) as error:  # also of the call that asks git for its version
+        why = error if isinstance(error, NoAnswerError) else NoAnswerError(str(error), cause=error)
+        if why.missing:
             raise UserError(f"{repo}: git is not installed, or not on PATH", "install git, for example: apt-get install git") from error
-        if error.late:
+        if why.late:
             message = f"{repo}: `git {arguments[0]}` did not finish within {seconds:.0f} s"
             raise UserError(message, f"see what holds it: {_at(repo)} {arguments[0]}") from error
         raise UserError(f"{repo}: `git {arguments[0]}` cannot be called: {error}", "correct what names the commit or the file") from error

@@ -22,7 +22,7 @@ class NoAnswerError(Exception):
 
     def __init__(self, message: str, *, late: bool = False, cause: Exception | None = None) -> None:
         super().__init__(message)
-        self.late = late
+        self.late = late or isinstance(cause, subprocess.TimeoutExpired)
         """It was still at work when its time was up."""
         self.missing = isinstance(cause, FileNotFoundError)
         """There is no such program, or no such directory."""
@@ -84,7 +84,7 @@ def run_command(
         try:
             out, complaint = child.communicate(stdin or None, timeout=seconds)
         except subprocess.TimeoutExpired as error:
-            raise NoAnswerError(str(error), late=True) from error
+            raise NoAnswerError(str(error), cause=error) from error
         finally:
             if child.returncode is None:
                 if own_session:

@@ -29,7 +29,7 @@ from seatrial.core.records import Finding, Record
 from seatrial.core.verdict import Boundary
 from seatrial.runtime.filelock import exclusive, holder
 from seatrial.runtime.process import LineFilter, end_leftovers, pid_file
-from seatrial.runtime.venvs import BUILD_LOG, LAYERS, Build, Lock, interpreter, read_installed, read_lock
+from seatrial.runtime.venvs import BUILD_LOG, LAYERS, Lock, StepFailed, VenvBuilder, interpreter, make_venv, read_installed, read_lock
 
 Kind = Literal["envs", "layers"]
 
@@ -194,36 +194,38 @@ class Environments:
     def _build(
         self, name: str, wanted: Lock, rebuild: bool, progress: Callable[[str], None], stops: float, line_filter: LineFilter
     ) -> Environment:
-        layer = None
-        if wanted.layer is not None:
-            layer = self._place("layers", wanted.layer.name, wanted.layer)
-            if rebuild or not self._complete(layer, wanted.layer):
-                users = [path for path in self._directories("envs") if (record := _record(path)) and record.layer == layer.name]
-                refuse_if_used(users)
-                self._make(Build(wanted.layer.name, name, layer, wanted.layer, progress, stops, line_filter), None)
-        path = self._place("envs", name, wanted)
-        refuse_if_used([path])
-        self._make(Build(name, name, path, wanted, progress, stops, line_filter), layer)
-        return Environment(name, wanted.hash(), path)
+        def make(path: Path, part: str, lock: Lock, layer: Path | None, users: Iterable[Path]) -> None:
+            """Build one directory from scratch and mark it complete."""
+            refuse_if_used(users)
+            start_afresh(path)
+            self._require_space(lock.disk_mb, part)
+            path.mkdir(parents=True)
+            builder = VenvBuilder(part, path / BUILD_LOG, stops, progress, line_filter)
+            try:
+                installed = make_venv(builder, path, lock, layer, resolve=path.parent.name == "layers")
+            except StepFailed as error:
+                fix = f"read {builder.log}, remove the cause (network, package index, disk), then: seatrial env build {name}"
+                raise BlockedError(Boundary.ENVIRONMENT, f"building {part}: {error} (log: {builder.log})", fix) from error
+            record = BuildRecord(
+                name=part,
+                lock_hash=lock.hash(),
+                python_version=installed.python_version,
+                built=_utc(datetime.now(UTC)),
+                size_mb=_size_mb(path),
+                layer=layer.name if layer else None,
+                packages=installed.first_versions(),
+            )
+            files.write_json(path / MARKER, record)
 
-    def _make(self, build: Build, layer: Path | None) -> None:
-        """Build one directory from scratch and mark it complete."""
-        path = build.directory
-        end_leftovers(pid_file(path / BUILD_LOG))
-        delete(path)
-        self._require_space(build.lock.disk_mb, build.name)
-        path.mkdir(parents=True)
-        installed = build.make(layer, resolve=path.parent.name == "layers")
-        record = BuildRecord(
-            name=build.name,
-            lock_hash=build.lock.hash(),
-            python_version=installed.python_version,
-            built=_utc(datetime.now(UTC)),
-            size_mb=_size_mb(path),
-            layer=layer.name if layer else None,
-            packages={name: versions[0] for name, versions in sorted(installed.packages.items())},
-        )
-        files.write_json(path / MARKER, record)
+        layer = None
+        if (below := wanted.layer) is not None:
+            layer = self._place("layers", below.name, below)
+            if rebuild or not self._complete(layer, below):
+                users = [path for path in self._directories("envs") if (record := _record(path)) and record.layer == layer.name]
+                make(layer, below.name, below, None, users)
+        path = self._place("envs", name, wanted)
+        make(path, name, wanted, layer, [path])
+        return Environment(name, wanted.hash(), path)
 
     def _require_space(self, needed_mb: int, name: str) -> None:
         room = files.room_at(self.root)
@@ -288,6 +290,12 @@ def delete(path: Path) -> None:
     except OSError as error:
         message = f"{path}: cannot remove: {error.strerror or error}"
         raise BlockedError(Boundary.ENVIRONMENT, message, f"remove it yourself: rm -r {path}") from error
+
+
+def start_afresh(place: Path) -> None:
+    """Where something is to be built: end what a killed build left, and remove what is there."""
+    end_leftovers(pid_file(place / BUILD_LOG))
+    delete(place)
 
 
 def refuse_if_used(paths: Iterable[Path]) -> None:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import codecs
-import fcntl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from seatrial.core.jobs import Batch, Ending, Job, Result, Submission, UnitState
 from seatrial.core.verdict import ExitCode
 from seatrial.runtime import jobdir
 from seatrial.runtime import slurm as commands
+from seatrial.runtime.filelock import holder
 from seatrial.runtime.interrupt import check_stop
 from seatrial.runtime.jobdir import JobDir, job_dir
 from seatrial.runtime.slurm import ControllerDown, SlurmRow, comment
@@ -374,14 +374,7 @@ def _selection(items: Sequence[_Tracked]) -> dict[str, list[str]]:
 
 def is_busy(directory: Path) -> bool:
     """Whether a seatrial submits from this directory, or runs its jobs on this machine."""
-    try:
-        with (directory / LOCK).open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return holder(directory / LOCK) is not None
 
 
 def _modified(path: Path) -> float:
