@@ -289,12 +289,14 @@ class VenvBuilder:
             argv = (uv, "pip", "install", "--python", str(interpreter(venv)), *_UV_OPTIONS, *last)
             try:
                 self.step(f"{what} with uv", argv, env=uv_env(python))
-                # Without resolving uv installs also what is for another Python, which pip refuses.
-                if "--no-deps" not in options or "requires Python" not in _output([uv, "pip", "check", "--python", str(interpreter(venv))]):
-                    return
-                self.progress(f"{self.name}: a package is not for this Python; pip tries")
             except StepFailed as error:
                 self.progress(f"{self.name}: {error}; pip tries")
+            else:
+                # Without resolving uv installs also what is for another Python, which pip refuses.
+                told = _output([uv, "pip", "check", "--python", str(interpreter(venv))]) if "--no-deps" in options else ""
+                if wrong := [line for line in told.splitlines() if "requires Python" in line]:
+                    raise StepFailed(wrong[0])
+                return
         argv = (python_with_pip(python), "-m", "pip", "--python", str(interpreter(venv)), "install", *_PIP_OPTIONS, *pip_only, *last)
         self.step(what, argv)
 
