@@ -16,6 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
+from seatrial.core.errors import UserError
+from seatrial.core.verdict import ExitCode
+
 app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
@@ -87,7 +90,6 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def check(name: Name, as_json: Json = False) -> None:
     """Check that a loop's environment is there, complete, runs, and holds exactly the locked versions."""
-    from seatrial.core.verdict import ExitCode
     from seatrial.runtime.environments import Environments
 
     findings = Environments().check(name, _lock(name))
@@ -115,7 +117,6 @@ def remove(
 
 def _lock(name: str) -> Path:
     """The lock of an environment; an unknown one is an error that lists the known ones."""
-    from seatrial.core.errors import UserError
     from seatrial.loops import environments
     from seatrial.rollouts.backends import gym_install
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,11 +24,11 @@ import psutil
 import seatrial
 from seatrial.core import files
 from seatrial.core.errors import BlockedError, FindingCode, UserError
-from seatrial.core.guarded import real_path
+from seatrial.core.guarded import exists, real_path
 from seatrial.core.records import Finding, Record
 from seatrial.core.verdict import Boundary
 from seatrial.runtime.filelock import exclusive, holder
-from seatrial.runtime.process import LineFilter, end_leftovers, pid_file
+from seatrial.runtime.process import LineFilter, end_leftovers, files_below, pid_file
 from seatrial.runtime.venvs import BUILD_LOG, LAYERS, Lock, StepFailed, VenvBuilder, interpreter, make_venv, read_installed, read_lock
 
 Kind = Literal["envs", "layers"]
@@ -243,8 +243,7 @@ class Environments:
         return Environment(name, wanted.hash(), path) if whole else None
 
     def _complete(self, path: Path, lock: Lock) -> bool:
-        record = _record(path)
-        return record is not None and record.lock_hash == lock.hash()
+        return (record := _record(path)) is not None and record.lock_hash == lock.hash()
 
     def _directories(self, kind: Kind, name: str | None = None) -> tuple[Path, ...]:
         matches = [(path, _DIRECTORY.fullmatch(path.name)) for path in sorted((self.root / kind).glob("*")) if path.is_dir()]
@@ -312,14 +311,7 @@ def _utc(moment: datetime) -> str:
 
 
 def _size_mb(path: Path) -> int:
-    """Disk space that a directory takes."""
-    return sum(found.lstat().st_blocks * 512 for found in _files(path)) // _MB
-
-
-def _files(path: Path) -> Iterator[Path]:
-    for directory, _, names in os.walk(path):
-        for name in names:
-            yield Path(directory) / name
+    return sum(found.lstat().st_blocks * 512 for found in files_below(path)) // _MB
 
 
 SYSTEM = tuple(map(Path, ("/", "/usr", "/usr/local", "/etc", "/dev", "/proc", "/sys")))
@@ -328,21 +320,10 @@ SYSTEM = tuple(map(Path, ("/", "/usr", "/usr/local", "/etc", "/dev", "/proc", "/
 
 def mounts_of(path: Path, wanted: Iterable[Path]) -> tuple[str, ...]:
     """Mounts of `path`, which is made before the job is submitted, of Seatrial itself, and of what else is wanted and is here."""
-    found = (real_path(place) if ".." in place.parts else place for place in (*_own(), *wanted) if place.is_absolute())
-    places = list(dict.fromkeys((path, *(place for place in found if place not in SYSTEM and _is_here(place)))))
+    own = (Environments().root, Path(seatrial.__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix))
+    found = (real_path(place) if ".." in place.parts else place for place in (*own, *wanted) if place.is_absolute())
+    places = list(dict.fromkeys((path, *(place for place in found if place not in SYSTEM and exists(place)))))
     for place in places:
         if any(sign in str(place) for sign in ",: \t\n"):
             raise UserError(f"{place}: cannot be mounted into a container", "use a path without commas, colons and spaces")
     return tuple(f"{place}:{place}" for place in places)
-
-
-def _own() -> tuple[Path, ...]:
-    """The environments, Seatrial's code, and the Python that it runs on."""
-    return Environments().root, Path(seatrial.__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix)
-
-
-def _is_here(place: Path) -> bool:
-    try:
-        return place.exists()
-    except OSError:  # not ours to look at, or no path at all
-        return False

@@ -29,6 +29,7 @@ from seatrial.core.verdict import Boundary
 from seatrial.runtime.command import Answer, NoAnswerError, run_command
 from seatrial.runtime.jobdir import Layout, NodeGroup, PlacedStep, job_dir, layout
 from seatrial.runtime.ray import launcher_call, ray_sub
+from seatrial.runtime.servers import foreign_target
 
 TIMEOUT_S = 60.0
 _STEERING = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_")
@@ -305,6 +306,7 @@ def render(job: Job, profile: Profile, batch: Path, name: str, units: Mapping[st
         return launcher_call(ray_sub(job, profile, job_dir(batch, job).path, name))
     plan = layout(job, profile.gpus_per_node)
     directory = job_dir(batch, job)
+    checked = [after.job for after in job.after if after.when == "ok"]  # by the job itself, before it starts
     context = {
         "job": job,
         "version": seatrial.__version__,
@@ -316,11 +318,11 @@ def render(job: Job, profile: Profile, batch: Path, name: str, units: Mapping[st
         "components": [_component(item, job) for item in job.components],
         "prolog": profile.prolog,
         "setup": profile.setup,
-        "inputs": _inputs(job, batch, units or {}),
+        "inputs": [{"directory": str(job_dir(batch, name).path), "units": (units or {})[name]} for name in checked],
         "services": [_step(step, plan, profile, batch) for step in plan.steps if step.component.role == "service"],
         "client": next(_step(step, plan, profile, batch) for step in plan.steps if step.component.role == "client"),
         "grace_s": GRACE_S,
-        "servers": {key: _asked(url) for key, url in job.servers.items()},
+        "servers": {key: foreign_target(key, url, 0).url for key, url in job.servers.items()},
     }
     return _template().render(context)
 
@@ -348,7 +350,6 @@ def _template() -> Template:
 
 
 def _sentence(job: Job, plan: Layout) -> str:
-    """What the job is, for a person who opens the script."""
     services = [f"{item.replicas} x {item.name}" if item.replicas > 1 else item.name for item in job.services()]
     what = f"{', '.join(services)} and the client {job.client.name}" if services else f"the client {job.client.name}"
     nodes = sum(group.nodes for group in plan.groups)
@@ -357,11 +358,10 @@ def _sentence(job: Job, plan: Layout) -> str:
 
 
 def _directives(job: Job, profile: Profile, directory: Path, name: str, batch: Path) -> list[str]:
-    """Options of the whole job."""
     assert job.minutes is not None
-    log = str(directory / "logs" / ("slurm-%a.log" if job.array else "slurm.log")) if "%" not in str(directory) else ""
-    if not log:
+    if "%" in str(directory):
         raise UserError(f"{directory}: Slurm reads a % in a path as its own", "choose a batch directory without %")
+    log = str(directory / "logs" / ("slurm-%a.log" if job.array else "slurm.log"))
     lines = [f"--job-name={name}", f"--comment={comment(batch)}", f"--output={_quoted(log)}", "--open-mode=append"]
     lines.append(f"--time={job.minutes}")
     warning = job.warning_s(job.minutes)
@@ -388,7 +388,6 @@ def _quoted(path: str) -> str:
 
 
 def _group_options(group: NodeGroup, profile: Profile) -> list[str]:
-    """What one group of the allocation asks for."""
     lines = [f"--nodes={group.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={group.cpus}"]
     lines += [f"--gres={profile.gres}:{group.gpus}"] if group.gpus else []
     memory = group.memory_mb or profile.memory_mb
@@ -396,7 +395,6 @@ def _group_options(group: NodeGroup, profile: Profile) -> list[str]:
 
 
 def _component(item: Component, job: Job) -> dict[str, Any]:
-    """What the template needs of a component."""
     texts = (*item.command, *item.environment.values())
     every = tuple(other.name for other in job.services() if other.port) + tuple(job.servers)
     names = every if item.role == "client" else referred(texts)
@@ -412,19 +410,7 @@ def _component(item: Component, job: Job) -> dict[str, Any]:
     return {**dict(item), "urls": lines, "lines": grouped([bash_word(word) for word in item.command])}
 
 
-def _asked(url: str) -> str:
-    """What to ask a server that runs elsewhere: an OpenAI-compatible one lists its models."""
-    return url.rstrip("/") + "/models" if url.rstrip("/").endswith("/v1") else url
-
-
-def _inputs(job: Job, batch: Path, units: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Jobs whose units this one checks itself before it starts."""
-    wanted = [after.job for after in job.after if after.when == "ok"]
-    return [{"directory": str(job_dir(batch, name).path), "units": units[name]} for name in wanted]
-
-
 def _step(step: PlacedStep, plan: Layout, profile: Profile, batch: Path) -> dict[str, Any]:
-    """The srun line of one copy."""
     item = step.component
     options = [f"--het-group={step.group}"] if len(plan.groups) > 1 else []
     options += [f'--nodelist="$(nodes_of {step.group} {step.node} {item.nodes})"', f"--nodes={item.nodes}"]

@@ -123,21 +123,19 @@ def _read(path: Path, layers: Path, python: str | None) -> Lock:
         raise UserError(f"{path}: the layer is for Python {wanted}, the environment for {python}", "use a layer for that Python version")
     if python is not None and "layer" in header:
         raise UserError(f"{path}: a layer cannot have a layer", "remove the line # layer:")
-    layer = _layer(path, header["layer"], layers, wanted) if "layer" in header else None
+    layer = None
+    if "layer" in header:
+        target = layers / f"{header['layer']}.lock"
+        if not target.is_file():
+            known = ", ".join(sorted(found.stem for found in layers.glob("*.lock"))) or "none"
+            raise UserError(f"{path}: there is no layer {header['layer']}", f"name one of: {known}")
+        layer = _read(target, layers, wanted)
     twice = sorted(pins.keys() & layer.pins.keys()) if layer else []
     if twice:
         raise UserError(
             f"{path}: pinned here and in the layer {header['layer']}: {', '.join(twice)}", "remove the pins from one of the two"
         )
     return Lock(path, wanted, pins, int(header.get("disk-mb", "0")), layer, "requires-python" in header)
-
-
-def _layer(path: Path, name: str, layers: Path, python: str) -> Lock:
-    target = layers / f"{name}.lock"
-    if not target.is_file():
-        known = ", ".join(sorted(found.stem for found in layers.glob("*.lock"))) or "none"
-        raise UserError(f"{path}: there is no layer {name}", f"name one of: {known}")
-    return _read(target, layers, python)
 
 
 def _take_header(header: dict[str, str], text: str, where: str) -> None:
@@ -339,7 +337,6 @@ def find_python(version: str) -> str:
 
 
 def _of_pyenv(version: str) -> str | None:
-    """The newest `major.minor` that pyenv has, activated or not."""
     prefix = _output(["pyenv", "prefix", version]).strip() if shutil.which("pyenv") else ""
     return f"{prefix}/bin/python{version}" if prefix.startswith("/") else None
 
@@ -428,7 +425,6 @@ def clean_env() -> dict[str, str]:
 
 
 def _last_error(log: Path) -> str:
-    """The last line that pip marked as an error, or the last line at all."""
     lines = [line[STAMP_LENGTH:].strip() for line in files.read_text(log).splitlines()]
     lines = [line for line in lines if line]
     errors = [line for line in lines if line.lower().startswith("error")]

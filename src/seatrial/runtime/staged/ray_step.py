@@ -162,7 +162,6 @@ class Node:
             self._stop(child)
 
     def _first(self, child: subprocess.Popen[bytes], told: Told) -> int:
-        """Wait for the client; pass a signal to stop on to it."""
         asked = False
         while child.poll() is None:
             if told.signal and not asked:
