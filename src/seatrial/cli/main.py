@@ -205,16 +205,12 @@ def run() -> None:
     try:
         require_text(words)
         app(words, obj=passed_on)
-    except UserError as error:
-        typer.echo(f"seatrial: {clear(error.message)}", err=True)
+    except (UserError, BlockedError) as error:
+        blocked = f"Blocked ({error.boundary}): " if isinstance(error, BlockedError) else ""
+        typer.echo(f"seatrial: {blocked}{clear(error.message)}", err=True)
         if error.fix:
             typer.echo(f"  fix: {error.fix}", err=True)
-        sys.exit(ExitCode.USAGE)
-    except BlockedError as error:
-        typer.echo(f"seatrial: Blocked ({error.boundary}): {clear(error.message)}", err=True)
-        if error.fix:
-            typer.echo(f"  fix: {error.fix}", err=True)
-        sys.exit(ExitCode.BLOCKED)
+        sys.exit(ExitCode.BLOCKED if blocked else ExitCode.USAGE)
     except KeyboardInterrupt:
         typer.echo("seatrial: interrupted", err=True)
         sys.exit(ExitCode.INTERRUPTED)

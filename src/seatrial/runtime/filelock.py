@@ -1,6 +1,7 @@
 """File locks: one holder at a time, refused at once (`hold`) or awaited with a message (`exclusive`).
 
 - The lock is held by an open file: it goes when its process ends, however that ends.
+- The pytest plugins, a distribution of its own, lock their own files.
 - The file says who holds it. A lock that cannot be made is an OSError of `hold`, and a BlockedError of `exclusive`.
 """
 

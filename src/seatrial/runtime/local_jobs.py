@@ -265,28 +265,27 @@ def put_aside(directory: JobDir, index: int) -> None:
         old.rename(old.with_name(f"{index}.before-local-{time.time_ns()}.json"))
 
 
+@dataclass(slots=True)
 class Unit:
     """One unit, to be run once, in any thread."""
 
-    def __init__(
-        self,
-        job: Job,
-        index: int,
-        directory: JobDir,
-        gpus: tuple[str, ...],
-        halt: Halt,
-        progress: Callable[[str], None],
-        line_filter: Callable[[], LineFilter],
-    ) -> None:
-        self._line_filter = line_filter
-        self._job, self._index, self._directory, self._gpus, self._halt = job, index, directory, gpus, halt
-        self._say: Callable[[str], None] = lambda text: progress(f"{job.name}[{index}]: {text}" if job.array else f"{job.name}: {text}")
-        self._stops_at = time.monotonic() + _MINUTE_S * job.minutes if job.minutes is not None else None
-        self._copies: tuple[Copy, ...] = ()
+    _job: Job
+    _index: int
+    _directory: JobDir
+    _gpus: tuple[str, ...]
+    _halt: Halt
+    _progress: Callable[[str], None]
+    _line_filter: Callable[[], LineFilter]
+    _stops_at: float | None = None
+    _copies: tuple[Copy, ...] = ()
+
+    def _say(self, text: str) -> None:
+        self._progress(f"{self._job.name}[{self._index}]: {text}" if self._job.array else f"{self._job.name}: {text}")
 
     def run(self) -> Result:
         """Run it to its end. The result is on disk before the services are asked to end."""
         started = time.time()
+        self._stops_at = time.monotonic() + _MINUTE_S * self._job.minutes if self._job.minutes is not None else None
         self._tidy()
         self._copies = prepare(self._job, self._index, self._directory, self._gpus, self._line_filter)
         with ThreadPoolExecutor(sum(map(len, self._copies)), f"{self._job.name}-{self._index}") as pool:

@@ -4,6 +4,7 @@
   and on disk at once.
 - It ends by itself, at its deadline, after silence (no output and no change in the watched files), on an interrupt, or when its
   `Control`, held by another thread, says so. All descendants end with it.
+- A short command whose output is wanted is `runtime/command.py`'s.
 - A silent run is dumped with py-spy, if that is installed, before it is ended. A dump that fails is reported in the log, never raised.
 """
 
