@@ -20,6 +20,7 @@ from seatrial.core.verdict import Boundary
 from seatrial.functional.hermetic import ExecutionPlace
 from seatrial.history.auto_import import OFF, VARIABLE
 from seatrial.runtime.environments import delete
+from seatrial.runtime.venvs import find_uv
 
 _CLAUSE = r"\s*(?:===\s*[^\s,;)]+|(?:[<>=!~]=|[<>])\s*v?(?:\d+!)?\d[\w.*+-]*)\s*"
 _CLAUSES = rf"{_CLAUSE}(?:,{_CLAUSE})*,?\s*"
@@ -98,7 +99,7 @@ class Fresh(ExecutionPlace):
             self._ready = BisectEnvironments(self.directory / "environments").ensure(self.project, plan, self._tell, BUILD_S)
             for name in ("home", "tmp", "bin"):
                 (self.directory / name).mkdir()
-            if uv := shutil.which("uv"):
+            if uv := find_uv():
                 (self.directory / "bin" / "uv").symlink_to(Path(uv).resolve())
             self.notes = (f"ran in a fresh environment from {note}",)
         except BuildFailed as error:
@@ -163,7 +164,7 @@ class Fresh(ExecutionPlace):
 
     def _plan(self, scratch: Path) -> tuple[EnvironmentPlan, str]:
         """How it is made, and in words."""
-        if (self.project / "uv.lock").is_file() and shutil.which("uv"):
+        if (self.project / "uv.lock").is_file() and find_uv():
             return EnvironmentPlan(kind="uv", lock="uv.lock", packages=self.packages), "uv.lock"
         for name in LOCKS:
             if (self.project / name).is_file():

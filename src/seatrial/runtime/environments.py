@@ -198,7 +198,10 @@ class Environments:
             """Build one directory from scratch and mark it complete."""
             refuse_if_used(users)
             start_afresh(path)
-            self._require_space(lock.disk_mb, part)
+            room = files.room_at(self.root)
+            if room.free_mb < lock.disk_mb:
+                message = f"{part} needs {lock.disk_mb} MB and {room.place} has {room.free_mb:.0f} MB free"
+                raise BlockedError(Boundary.ENVIRONMENT, message, "free space, or set SEATRIAL_CACHE to a directory on another disk")
             path.mkdir(parents=True)
             builder = VenvBuilder(part, path / BUILD_LOG, stops, progress, line_filter)
             try:
@@ -226,12 +229,6 @@ class Environments:
         path = self._place("envs", name, wanted)
         make(path, name, wanted, layer, [path])
         return Environment(name, wanted.hash(), path)
-
-    def _require_space(self, needed_mb: int, name: str) -> None:
-        room = files.room_at(self.root)
-        if room.free_mb < needed_mb:
-            message = f"{name} needs {needed_mb} MB and {room.place} has {room.free_mb:.0f} MB free"
-            raise BlockedError(Boundary.ENVIRONMENT, message, "free space, or set SEATRIAL_CACHE to a directory on another disk")
 
     def _place(self, kind: Kind, name: str, lock: Lock) -> Path:
         return self.root / kind / f"{name}-{lock.hash()[:12]}"

@@ -236,7 +236,7 @@ _DRAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to run and how long to bear it."""
+    """Command, environment and time limits of a child process."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]

@@ -189,17 +189,20 @@ def _call(
     path = require(tool)
     if cluster and not Path(cluster).is_file():
         raise ControllerDown(f"SLURM_CONF={cluster}: no such file")  # Slurm's commands would try for a minute
-    env = {**_environment(tool, cluster), **(added or {})}
+    kept = {key: value for key, value in os.environ.items() if key == "SLURM_CONF_SERVER" or not key.startswith(_STEERING)}
+    env = {**kept, **({"SLURM_CONF": cluster} if cluster else {}), **(_PLAIN if tool in ("squeue", "sacct") else {}), **(added or {})}
     try:
         # A session of its own: Ctrl-C must not end sbatch between the submission and the id.
-        return run_command([path, *words], TIMEOUT_S, cwd=cwd, env=env, stdin=stdin.encode("utf-8", "replace"), own_session=True)
+        return run_command(
+            [path, *words],
+            TIMEOUT_S,
+            cwd=cwd,
+            env=env,
+            stdin=stdin.encode("utf-8", "replace"),
+            own_session=True,
+        )
     except NoAnswerError as error:
         raise ControllerDown(f"{tool} did not answer within {TIMEOUT_S:.0f} s" if error.late else f"{tool}: {error}") from error
-
-
-def _environment(tool: str, cluster: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key == "SLURM_CONF_SERVER" or not key.startswith(_STEERING)}
-    return {**kept, **({"SLURM_CONF": cluster} if cluster else {}), **(_PLAIN if tool in ("squeue", "sacct") else {})}
 
 
 def _error(tool: str, done: Answer) -> BlockedError:
@@ -219,7 +222,10 @@ def _rows(unit: str, state: str, reason: str, name: str, comment: str, ended: st
     if found is None:
         return []  # a step, or a line of another plugin
     job, single, several, part = found.groups()
-    moment = _moment(ended)
+    try:  # Slurm may know no time, or write one that does not exist
+        moment = parse_time(ended) if _TIME.fullmatch(ended) else None
+    except BadValue:
+        moment = None
     comment = "" if comment == "(null)" else comment
     indices: list[int | None] = [None]
     if single:
@@ -227,14 +233,6 @@ def _rows(unit: str, state: str, reason: str, name: str, comment: str, ended: st
     elif several:
         indices = list(_indices(several))
     return [SlurmRow(job, index, part or "", state, reason, name, comment, moment) for index in indices]
-
-
-def _moment(text: str) -> float | None:
-    """When a job ended; None where Slurm knows no time, or writes one that does not exist."""
-    try:
-        return parse_time(text) if _TIME.fullmatch(text) else None
-    except BadValue:
-        return None
 
 
 def _indices(text: str) -> list[int]:

@@ -273,7 +273,9 @@ class VenvBuilder:
         if outcome.ended != "exited":
             raise StepFailed(f"{what} took too long and was ended")
         if outcome.exit_code != 0:
-            raise StepFailed(f"{what} failed: {_last_error(self.log)}")
+            lines = [text for line in files.read_text(self.log).splitlines() if (text := line[STAMP_LENGTH:].strip())]
+            errors = [line for line in lines if line.lower().startswith("error")]
+            raise StepFailed(f"{what} failed: {(errors or lines or ['no output'])[-1]}")
 
     def create(self, python: str, venv: Path) -> None:
         """An empty venv. Not by uv, which puts modules of its own into it."""
@@ -329,16 +331,12 @@ def find_python(version: str) -> str:
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
     # A version manager's stand-in exists for every version and works for the activated ones only: try it, then ask for the real one.
-    for found in (shutil.which(f"python{version}"), _of_pyenv(version)):
+    prefix = _output(["pyenv", "prefix", version]).strip() if shutil.which("pyenv") else ""
+    for found in (shutil.which(f"python{version}"), f"{prefix}/bin/python{version}" if prefix.startswith("/") else None):
         if found and _output([found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip() == version:
             return found
     fix = f"install Python {version} with its venv module, so that python{version} is on PATH"
     raise BlockedError(Boundary.ENVIRONMENT, f"no working python{version} on PATH, and Seatrial runs on another version", fix)
-
-
-def _of_pyenv(version: str) -> str | None:
-    prefix = _output(["pyenv", "prefix", version]).strip() if shutil.which("pyenv") else ""
-    return f"{prefix}/bin/python{version}" if prefix.startswith("/") else None
 
 
 def read_installed(python: Path) -> Installed:
@@ -422,10 +420,3 @@ def uv_env(python: str | None = None) -> dict[str, str]:
 def clean_env() -> dict[str, str]:
     """The caller's environment without what would change what is installed."""
     return {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
-
-
-def _last_error(log: Path) -> str:
-    lines = [line[STAMP_LENGTH:].strip() for line in files.read_text(log).splitlines()]
-    lines = [line for line in lines if line]
-    errors = [line for line in lines if line.lower().startswith("error")]
-    return (errors or lines or ["no output"])[-1]
