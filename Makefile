@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup trial check test bench mutants controls lint compiled clean
+.PHONY: help setup trial check test lowest bench mutants controls lint compiled clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ test: lint compiled ## Every test, also those that drive a real loop
 	$(BIN)/seatrial env build megatron-cpu
 	@$(BIN)/python -m tests.launch.rays
 	@$(BIN)/python -m tests.whole
+
+lowest: ## The quick tests of the core with the lowest versions that pyproject.toml allows
+	@PYTHON=$(PYTHON) sh scripts/lowest.sh
 
 # What benchmarks run is made up: none of it belongs into the user's history.
 bench: export SEATRIAL_HISTORY := off

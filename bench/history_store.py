@@ -17,8 +17,7 @@ import time
 from pathlib import Path
 
 from seatrial.history.importing import Stated, add
-from seatrial.history.store import Kind, Point, StoredRun
-from seatrial.history.store import Store
+from seatrial.history.store import Kind, Point, Store, StoredRun
 
 SHAPES = {"100 runs x 100 metrics x 100 steps": (100, 100, 100), "10,000 runs x 100 metrics x 1": (10_000, 100, 1)}
 METRIC = "test_m::test_50/value"

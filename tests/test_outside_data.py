@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import zlib
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,7 @@ from seatrial.rollouts.inputs import RowSource
 from seatrial.rollouts.rollout_record import KEY, InputRow, RolloutError, TornError, Unit, check, row_of
 from seatrial.rollouts.verifiers.text_verifiers import cases_of
 from seatrial.runtime import slurm
+from seatrial.runtime.command import Answer
 from seatrial.runtime.process_tree import end_leftovers
 from seatrial.runtime.staged import ray_step
 from seatrial.trial.conclude import _asserted
@@ -366,7 +366,7 @@ def test_a_program_that_cannot_be_parsed(tmp_path: Path, source: str) -> None:
 
 def test_lines_that_are_not_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "Welcome\n12|RUNNING\n12_3|COMPLETED|2025-01-01T00:00:00|2025-01-01T00:00:00|x|n\nMaxArraySize = (null)\n"
-    monkeypatch.setattr(slurm, "_call", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
+    monkeypatch.setattr(slurm, "_call", lambda *_, **__: Answer(0, said.encode()))
     assert [row.index for row in slurm.squeue("", ["12"])] == [3]
     assert [row.index for row in slurm.sacct("", ["12"]) or ()] == [3]
     with pytest.raises(slurm.ControllerDown, match="MaxArraySize is"):

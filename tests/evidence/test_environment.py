@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from seatrial.core.errors import BlockedError
 from seatrial.core.records import EnvironmentRecord
 from seatrial.core.verdict import Boundary
+from seatrial.runtime.command import NoAnswerError
 from seatrial.trial.staging import environment_differences, environment_record, fingerprint, gpu_names
 
 from .conftest import put
@@ -91,7 +91,7 @@ def test_an_absent_or_silent_interpreter_blocks(tmp_path: Path) -> None:
     with pytest.raises(BlockedError, match="cannot be run"):
         environment_record(tmp_path / "python")
     with (
-        patch.object(subprocess, "run", side_effect=subprocess.TimeoutExpired("python", 1)),
+        patch("seatrial.trial.staging.run_command", side_effect=NoAnswerError("late", late=True)),
         pytest.raises(BlockedError, match="does not answer"),
     ):
         environment_record(tmp_path / "python")

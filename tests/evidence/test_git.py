@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,6 +12,7 @@ from seatrial.core.errors import UserError
 from seatrial.evidence import git as module
 from seatrial.evidence.git import commit_of, fields, git, printable, text, top_level
 from seatrial.evidence.repos import repo_state
+from seatrial.runtime.command import Answer, NoAnswerError
 
 from .conftest import MakeRepo, run_git
 
@@ -54,7 +54,10 @@ def test_git_is_missing(make_repo: MakeRepo, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_git_hangs(make_repo: MakeRepo) -> None:
     root = make_repo()
-    with patch.object(subprocess, "run", side_effect=subprocess.TimeoutExpired("git", 1)), pytest.raises(UserError, match="did not finish"):
+    with (
+        patch.object(module, "run_command", side_effect=NoAnswerError("late", late=True)),
+        pytest.raises(UserError, match="did not finish"),
+    ):
         git(root, "status")
 
 
@@ -74,8 +77,10 @@ def test_git_hangs(make_repo: MakeRepo) -> None:
 )
 def test_failures_name_the_repository_and_the_fix(make_repo: MakeRepo, stderr: str, message: str, fix: str) -> None:
     root = make_repo()
-    done = subprocess.CompletedProcess(["git"], 128, b"", stderr.encode())
-    with patch.object(subprocess, "run", return_value=done), pytest.raises(UserError, match=message) as error:
+    with (
+        patch.object(module, "run_command", return_value=Answer(128, b"", stderr.encode())),
+        pytest.raises(UserError, match=message) as error,
+    ):
         git(root, "status")
     assert str(root) in error.value.message
     assert fix in error.value.fix

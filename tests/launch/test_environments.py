@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from seatrial.core.verdict import Boundary
 from seatrial.runtime.environments import Environment, Environments, default_root
 from seatrial.runtime.interrupt import Interrupted, Interruptible
 from seatrial.runtime.process import end_leftovers
+from seatrial.runtime.venvs import find_uv, read_installed
 
 from .wheels import make_wheel, only_local
 
@@ -70,7 +72,7 @@ def test_environment_with_layer(house: House) -> None:
     assert imported(environment, "big").startswith(f"2.0+cpu {house.tmp}/cache/layers/base-")
     assert imported(environment, "extra").startswith("7.0 ")
     assert all(finding.ok for finding in house.cache.check("loop", lock))
-    assert "base: installing 1 packages" in house.said
+    assert any(line.startswith("base: installing 1 packages") for line in house.said)
     packages = {path.name for path in environment.path.glob("lib/*/site-packages/*")}
     assert packages - {"__pycache__"} == {"seatrial-layer.pth", "small.py", "small-1.0.dist-info"}
 
@@ -180,6 +182,41 @@ def test_a_failed_build_blocks_with_pips_own_words(house: House) -> None:
     assert house.cache.find("loop", lock) is None
     (broken,) = house.cache.list()
     assert not broken.complete
+
+
+def test_uv_installs_where_it_is_and_pip_where_uv_fails(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(house.tmp / "wheels", "one", "1.0")
+    monkeypatch.setenv("UV_CONSTRAINT", "/not/passed/on")
+    with_pip = house.build(house.lock("one==1.0\n"))
+    uv = house.tmp / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(f'#!/bin/sh\nenv > {house.tmp}/uv.env\necho "$@" > {house.tmp}/uv.words\necho error: not today; exit 2\n')
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", str(uv.parent), prepend=os.pathsep)
+    environment = house.build(house.lock("one==1.0\n"), rebuild=True)
+    assert environment == with_pip
+    assert imported(environment, "one").startswith("1.0 ")
+    assert "loop: installing 1 packages with uv failed: error: not today; pip tries" in house.said
+    variables = (house.tmp / "uv.env").read_text().splitlines()
+    assert {f"UV_FIND_LINKS={house.tmp}/wheels", "UV_NO_INDEX=1"} <= set(variables)
+    assert not any(line.startswith("UV_CONSTRAINT") for line in variables)
+    assert (house.tmp / "uv.words").read_text().split()[:2] == ["pip", "install"]
+
+
+def test_uv_builds_what_pip_builds(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_uv() is None:
+        pytest.skip("uv is neither on PATH nor importable (pip install uv)")
+    make_wheel(house.tmp / "wheels", "big", "2.0+cpu", requires="extra")
+    make_wheel(house.tmp / "wheels", "extra", "7.0")
+    make_wheel(house.tmp / "wheels", "small", "1.0", requires="not_there")
+    lock = house.lock("# layer: base\nsmall==1.0\n", "big==2.0\n")
+    with_uv = house.build(lock)
+    assert {"base: installing 1 packages with uv", "loop: installing 1 packages with uv"} <= set(house.said)
+    assert "tries" not in " ".join(house.said)
+    found = read_installed(with_uv.python)
+    monkeypatch.setattr("seatrial.runtime.venvs.find_uv", lambda: None)
+    assert house.build(lock) == with_uv  # which of the two built it is no part of the key
+    assert read_installed(house.build(lock, rebuild=True).python) == found
 
 
 def test_two_builds_at_once_make_one(house: House) -> None:

@@ -15,8 +15,8 @@ from seatrial.core.files import LFS_POINTER
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding, RepoState
 from seatrial.loops import model_files
-from seatrial.loops.host_findings import NoAnswerError
 from seatrial.loops.model_files import ModelUse, model_findings
+from seatrial.runtime.command import NoAnswerError
 
 USE = ModelUse(build="seatrial env build x", own=True)
 TOKENIZER = {"kind": "Fast", "size": 16, "template": True, "rows": 16}

@@ -12,9 +12,9 @@ import pytest
 
 from loops.nemo_rl_checkout import REAL, Bench, make_bench
 from seatrial.loops.base_loop import override_key
-from seatrial.loops.host_findings import run_child
 from seatrial.loops.nemo_rl import script_dry_run as module
 from seatrial.loops.nemo_rl.script_dry_run import RecordedScript, ScriptError, ShadowCheckout, record_script
+from seatrial.runtime.command import run_command
 
 FUNCTIONAL = "tests/functional"
 
@@ -65,7 +65,7 @@ def test_no_value_of_the_users_environment_is_written_down(bench: Bench) -> None
     given = {**os.environ, "HF_TOKEN": "hf_verysecret", "CHANGED": "secret-before", "GONE": "secret-gone"}
     stage = ShadowCheckout(bench.root / "stage", bench.nemo_rl, Path(FUNCTIONAL, f"{name}.sh"), given)
     stage.build()
-    assert run_child(["bash", str(stage.script)], stage.root, stage.environment(), 60).returncode == 0
+    assert run_command(["bash", stage.script], 60, cwd=stage.root, env=stage.environment()).code == 0
     written = [path for path in stage.folder.rglob("*") if path.is_file() and not path.is_relative_to(stage.root)]
     assert stage.calls in written
     assert not [path for path in written if "secret" in path.read_text()]

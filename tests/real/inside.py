@@ -51,7 +51,7 @@ def run_cases(
     import pytest
 
     from seatrial.loops import environments
-    from seatrial.loops.host_findings import run_child
+    from seatrial.runtime.command import run_command
     from seatrial.runtime.environments import Environments
 
     if python is None:
@@ -65,10 +65,10 @@ def run_cases(
     path = os.pathsep.join(str(ROOT / part) for part in ("src", "packages/pytest-seatrial/src", "tests"))
     own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(extra or {})}
     with tempfile.TemporaryDirectory(prefix="seatrial-cases-") as place:
-        done = run_child([python, str(Path(__file__)), str(ROOT / file), place], ROOT, {**os.environ, **own}, SECONDS)
-    answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or len(answers) != 1:
-        pytest.fail(f"{file} ended with code {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}", pytrace=False)
+        done = run_command([python, Path(__file__), ROOT / file, place], SECONDS, cwd=ROOT, env={**os.environ, **own}, own_session=True)
+    answers = [line.removeprefix(MARK) for line in done.out.splitlines() if line.startswith(MARK)]
+    if done.code or len(answers) != 1:
+        pytest.fail(f"{file} ended with code {done.code}:\n{done.out[-3000:]}\n{done.error[-3000:]}", pytrace=False)
     outcomes: dict[str, str | None] = json.loads(answers[0])
     if cases is not None and set(cases) != set(outcomes):
         pytest.fail(f"{file}: has {sorted(outcomes)}, the test lists {sorted(cases)}", pytrace=False)

@@ -14,9 +14,9 @@ import pytest
 
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.instruments.bridge.rungs import FAMILIES, STOPPED
-from seatrial.loops.host_findings import run_child
 from seatrial.probes.bridge_run import BridgeSetup, probe_bridge
 from seatrial.probes.bridge_verdict import BridgeRequest, FamilyResult, JudgedBridgeProbe, RungResult
+from seatrial.runtime.command import run_command
 
 from .bridge_expected import ALL, DENSE, FAILS, LOOPS, RUNGS, TRIED, whole
 from .bridge_ladder import MINUTES, STEPS, missed, python
@@ -124,9 +124,9 @@ def test_the_whole_run_fails_for_what_upstream_does_not_do(everything: JudgedBri
 
 def test_nothing_that_the_installed_bridge_supports_is_left_out() -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    done = run_child([str(python()), "-c", SUPPORTED], ROOT, environ, 120)
-    lines = [line.removeprefix("supported: ") for line in done.stdout.splitlines() if line.startswith("supported: ")]
-    assert len(lines) == 1, done.stderr[-2000:]
+    done = run_command([python(), "-c", SUPPORTED], 120, cwd=ROOT, env=environ)
+    lines = [line.removeprefix("supported: ") for line in done.out.splitlines() if line.startswith("supported: ")]
+    assert len(lines) == 1, done.error[-2000:]
     supported = set(json.loads(lines[0]))
     assert len(supported) > 30
     assert supported - {family.architecture for family in FAMILIES.values()} == set()

@@ -14,7 +14,6 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,14 +23,14 @@ from pathlib import Path
 from seatrial.bisect.bisect_records import EnvironmentPlan
 from seatrial.bisect.lockfile import (
     BuildFailed,
-    BuildJob,
     LockRequest,
     add_with_pip,
     add_with_uv,
     build_with_pip,
     build_with_uv,
-    find_uv,
+    failing_build,
     read_wanted,
+    require_uv,
     run_build,
 )
 from seatrial.core import files
@@ -41,10 +40,11 @@ from seatrial.core.records import Record
 from seatrial.evidence.git import git
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import provided
-from seatrial.runtime.environments import MARKER, default_root, delete, refuse_if_used
+from seatrial.runtime.command import NoAnswerError, run_command
+from seatrial.runtime.environments import MARKER, default_root, delete, refuse_if_used, start_afresh
 from seatrial.runtime.filelock import exclusive
 from seatrial.runtime.process import end_leftovers, pid_file
-from seatrial.runtime.venvs import BUILD_LOG, clean_env, find_python, interpreter, python_with_pip, read_installed
+from seatrial.runtime.venvs import BUILD_LOG, VenvBuilder, clean_env, find_python, find_uv, interpreter, python_with_pip, read_installed
 from seatrial.trial.run_dir import now
 
 
@@ -92,7 +92,7 @@ def detect_environment(git_dir: Path, commit: str, asked: str | None) -> Environ
     kind, _, lock = (asked or "").partition(":")
     if asked is None:
         found = [name for name in (_UV_LOCK, *_PIP_LOCKS) if _has(git_dir, commit, name)]
-        if _UV_LOCK in found and shutil.which("uv"):
+        if _UV_LOCK in found and find_uv():
             return EnvironmentPlan(kind="uv", lock=_UV_LOCK)
         if pip := [name for name in found if name != _UV_LOCK]:
             return EnvironmentPlan(kind="pip", lock=pip[0])
@@ -105,7 +105,7 @@ def detect_environment(git_dir: Path, commit: str, asked: str | None) -> Environ
     if kind != "uv" and not (kind == "pip" and lock):
         raise UserError(f"--env: unknown way `{asked}`", "use none, pip:PATH (a requirements file of the repository), uv or uv:PATH")
     if kind == "uv":
-        find_uv()
+        require_uv()
     lock = lock or _UV_LOCK
     if not _has(git_dir, commit, lock):
         raise UserError(f"--env: {lock} does not exist at {commit[:12]}", "name a lock of the repository, by its path from the top")
@@ -199,7 +199,7 @@ class BisectEnvironments:
         # An interpreter to build with (empty: uv chooses), and the tool: no commit is to blame for one that is missing.
         python = find_python(version) if (version := _python(order.plan)) else ""
         if order.plan.kind == "uv":
-            find_uv()
+            require_uv()
         else:
             python_with_pip(python)
         try:
@@ -218,17 +218,19 @@ class BisectEnvironments:
     def _make(self, order: _Order, python: str, progress: Callable[[str], None], stops: float) -> None:
         place, venv, began = order.place, order.place / "venv", time.monotonic()
         self._clear(place, progress)
-        job = BuildJob(order.name, place / BUILD_LOG, stops, progress, self._redactor.lines().line)
+        builder = VenvBuilder(order.name, place / BUILD_LOG, stops, progress, self._redactor.lines().line)
         try:
             project, packages = (order.tree / order.plan.lock).parent, order.plan.packages
-            if order.plan.kind == "uv":
-                build_with_uv(job, venv, order.wanted, python, project)
-                if packages:
-                    add_with_uv(job, venv, packages, project)
-            else:
-                build_with_pip(job, venv, order.wanted, python)
-                if packages:
-                    add_with_pip(job, venv, order.wanted, packages, python)
+            with failing_build(builder.log):
+                if order.plan.kind == "uv":
+                    build_with_uv(builder, venv, order.wanted, python, project)
+                else:
+                    build_with_pip(builder, venv, order.wanted, python)
+            with failing_build(builder.log, beside=True):
+                if packages and order.plan.kind == "uv":
+                    add_with_uv(builder, venv, packages, project)
+                elif packages:
+                    add_with_pip(builder, venv, order.wanted, packages, python)
             refuse_pip(venv)
             installed = read_installed(interpreter(venv))
             record = Complete(
@@ -237,7 +239,7 @@ class BisectEnvironments:
                 python_version=installed.python_version,
                 built=now(),
                 seconds=round(time.monotonic() - began, 3),
-                packages={name: versions[0] for name, versions in sorted(installed.packages.items())},
+                packages=installed.first_versions(),
                 contents=contents(venv),
             )
             files.write_json(place / MARKER, record)
@@ -245,7 +247,7 @@ class BisectEnvironments:
             delete(place)
             raise
         except BuildFailed as error:
-            raise self._given_up(order, job.log, error) from error
+            raise self._given_up(order, builder.log, error) from error
 
     def _given_up(self, order: _Order, log: Path, error: BuildFailed) -> BuildFailed:
         """Remove a failed build but for its log, and remember it."""
@@ -263,12 +265,11 @@ class BisectEnvironments:
         """An empty directory instead of what is there, which is broken."""
         if (place / MARKER).exists():
             progress(f"{place}: not as it was built; it is built anew")
-        end_leftovers(pid_file(place / BUILD_LOG))
         try:
             refuse_if_used([place])
         except UserError as error:
             raise BuildFailed(f"{place}: not as it was built, and {error.message}; {error.fix}", transient=True) from error
-        delete(place)
+        start_afresh(place)
         try:
             place.mkdir(parents=True)
         except OSError as error:
@@ -381,9 +382,8 @@ def find_caller(tree: Path) -> Caller | None:
         return None
     try:
         command = [found, "-I", "-c", _ASK]
-        done = subprocess.run(command, cwd=tree, env=clean_env(), stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_S, check=False)
-        told = parse_json(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        told = parse_json(run_command(command, ASK_S, cwd=tree, env=clean_env()).data)
+    except (NoAnswerError, ValueError) as error:
         message = f"{found} does not run in this tree, so the build has nothing to install into but your own environment"
         raise BuildFailed(f"{message}; activate a Python, or name a lock: --env pip:LOCKFILE") from error
     scripts = tuple(dict.fromkeys(Path(place) for place in told["scripts"]))

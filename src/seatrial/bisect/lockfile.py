@@ -11,9 +11,9 @@ import hashlib
 import json
 import re
 import shlex
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from seatrial.core import files
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.guarded import BadValue, exists, is_file, parse_toml, real_path
 from seatrial.core.verdict import Boundary
-from seatrial.runtime.process import CannotStart, LineFilter
-from seatrial.runtime.venvs import clean_env, follow, interpreter, python_with_pip, read_installed
+from seatrial.runtime.process import LineFilter
+from seatrial.runtime.venvs import StepFailed, VenvBuilder, clean_env, find_uv, interpreter, read_installed, uv_env
 from seatrial.triage.log import read_log
 from seatrial.triage.signatures import GENERAL, Hit, first_match, load_signatures
 
@@ -218,75 +218,51 @@ _INDEX = re.compile(
 
 _NOT_FOR_OTHERS = ("-e", "--editable", "--require-hashes")
 """Options of a lock that are not about where packages come from."""
-_UV_KEPT = (
-    *("UV_CACHE_DIR", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_OFFLINE", "UV_NETRC"),
-    *("UV_HTTP", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_INSECURE_HOST", "UV_KEYRING", "UV_CONCURRENT", "UV_LINK_MODE", "UV_PYTHON_"),
-)
-"""Beginnings of the variables of uv that say where from and how fast, not what."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuildJob:
-    name: str
-    log: Path
-    stops: float
-    """`time.monotonic()` at which it is given up."""
-    progress: Callable[[str], None]
-    redact: LineFilter
-    by_command: bool = False
-
-    def run(self, what: str, argv: tuple[str, ...], cwd: Path, env: Mapping[str, str], *, beside: bool = False) -> None:
-        """Run one step of it; a BuildFailed when that fails. `beside`: it installs further packages."""
-        try:
-            failure = follow(
-                argv, self.name, what, log=self.log, cwd=cwd, env=env, stops=self.stops, progress=self.progress, line_filter=self.redact
-            )
-        except CannotStart as error:
-            raise BuildFailed(f"{what} failed: {error.message}", by_command=self.by_command, beside=beside) from error
-        if failure:
-            raise BuildFailed(failure, transient=by_machine(self.log), by_command=self.by_command, beside=beside)
+@contextmanager
+def failing_build(log: Path, *, by_command: bool = False, beside: bool = False) -> Iterator[None]:
+    """A step that fails inside is a BuildFailed; `beside`: it installs further packages."""
+    try:
+        yield
+    except StepFailed as error:
+        transient = error.started and by_machine(log)
+        raise BuildFailed(str(error), transient=transient, by_command=by_command, beside=beside) from error
 
 
-_PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
-
-
-def build_with_pip(job: BuildJob, venv: Path, wanted: LockRequest, python: str) -> None:
+def build_with_pip(builder: VenvBuilder, venv: Path, wanted: LockRequest, python: str) -> None:
     """A venv with what the requirements ask for, without pip itself."""
-    outer = python_with_pip(python)
-    job.run("creating", (python, "-m", "venv", "--without-pip", str(venv)), venv.parent, clean_env())
+    builder.create(python, venv)
     if not wanted.requirements:
         return
-    place, options = venv.parent / "requirements.txt", [*_PIP_OPTIONS]
+    place, options = venv.parent / "requirements.txt", list[str]()
     files.write_text(place, "".join(f"{line}\n" for line in wanted.requirements))
     if wanted.constraints:
         files.write_text(venv.parent / "constraints.txt", "".join(f"{line}\n" for line in wanted.constraints))
-        options += ["-c", str(venv.parent / "constraints.txt")]
-    argv = (outer, "-m", "pip", "--python", str(interpreter(venv)), "install", *options, "-r", str(place))
-    job.run(f"installing {len(wanted.requirements)} requirements", argv, venv.parent, clean_env())
+        options = ["-c", str(venv.parent / "constraints.txt")]
+    builder.install(f"installing {len(wanted.requirements)} requirements", python, venv, place, *options)
 
 
-def build_with_uv(job: BuildJob, venv: Path, wanted: LockRequest, python: str, project: Path) -> None:
+def build_with_uv(builder: VenvBuilder, venv: Path, wanted: LockRequest, python: str, project: Path) -> None:
     """What `uv sync` makes of the lock, without the packages that are in the tree."""
     leave = [part for name in wanted.left_out for part in ("--no-install-package", name)]
     chosen = ("--python", python) if python else ()
-    argv = (find_uv(), "sync", "--frozen", "--no-progress", *chosen, *leave)
-    job.run("syncing", argv, project, {**_uv_env(), "UV_PROJECT_ENVIRONMENT": str(venv)})
+    argv = (require_uv(), "sync", "--frozen", "--no-progress", *chosen, *leave)
+    builder.step("syncing", argv, cwd=project, env={**uv_env(), "UV_PROJECT_ENVIRONMENT": str(venv)})
 
 
-def add_with_pip(job: BuildJob, venv: Path, wanted: LockRequest, packages: Sequence[str], python: str) -> None:
+def add_with_pip(builder: VenvBuilder, venv: Path, wanted: LockRequest, packages: Sequence[str], python: str) -> None:
     """Install further packages from where the lock takes its own; what is there keeps its version."""
     options = [line for line in wanted.requirements if line.startswith("-") and not line.startswith(_NOT_FOR_OTHERS)]
     place = venv.parent / "with.txt"
     files.write_text(place, "".join(f"{line}\n" for line in (*options, *packages)))
-    argv: tuple[str, ...] = (python_with_pip(python), "-m", "pip", "--python", str(interpreter(venv)), "install", *_PIP_OPTIONS)
-    argv += ("-c", str(_present(venv, wanted.constraints)), "-r", str(place))
-    job.run(_beside(packages), argv, venv.parent, clean_env(), beside=True)
+    builder.install(_beside(packages), python, venv, place, "-c", str(_present(venv, wanted.constraints)))
 
 
-def add_with_uv(job: BuildJob, venv: Path, packages: Sequence[str], project: Path) -> None:
+def add_with_uv(builder: VenvBuilder, venv: Path, packages: Sequence[str], project: Path) -> None:
     """The same with uv, which reads in the project where packages come from."""
-    argv = (find_uv(), "pip", "install", "--no-progress", "--python", str(interpreter(venv)), "--constraint", str(_present(venv)))
-    job.run(_beside(packages), (*argv, *packages), project, _uv_env(), beside=True)
+    argv = (require_uv(), "pip", "install", "--no-progress", "--python", str(interpreter(venv)), "--constraint", str(_present(venv)))
+    builder.step(_beside(packages), (*argv, *packages), cwd=project, env=uv_env())
 
 
 def _beside(packages: Sequence[str]) -> str:
@@ -303,12 +279,15 @@ def _present(venv: Path, constraints: Sequence[str] = ()) -> Path:
 
 
 def run_build(tree: Path, command: tuple[str, ...], variables: Mapping[str, str], log: Path, minutes: float, redact: LineFilter) -> None:
-    job = BuildJob(command[0], log, time.monotonic() + 60 * minutes, lambda _: None, redact, by_command=True)
-    job.run("the build command", command, tree, {**clean_env(), **variables})
+    """Run a build command in the tree; a BuildFailed when it fails."""
+    builder = VenvBuilder(command[0], log, time.monotonic() + 60 * minutes, lambda _: None, redact)
+    with failing_build(log, by_command=True):
+        builder.step("the build command", command, cwd=tree, env={**clean_env(), **variables})
 
 
-def find_uv() -> str:
-    if found := shutil.which("uv"):
+def require_uv() -> str:
+    """Where uv is; a BlockedError when it is not."""
+    if found := find_uv():
         return found
     raise BlockedError(Boundary.ENVIRONMENT, "uv is not on PATH", "install it (pip install uv), or choose --env none")
 
@@ -318,9 +297,3 @@ def by_machine(log: Path) -> bool:
     lines = [Hit(line.number, line.body) for line in read_log(log)]
     known = (signature for signature in load_signatures(GENERAL) if signature.id in MACHINE)
     return any(first_match(signature, lines) for signature in known) or any(_INDEX.search(line.text) for line in lines)
-
-
-def _uv_env() -> dict[str, str]:
-    passed = {name: value for name, value in clean_env().items() if not name.startswith("UV_") or name.startswith(_UV_KEPT)}
-    passed.pop("VIRTUAL_ENV", None)
-    return passed

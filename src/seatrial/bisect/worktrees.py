@@ -10,7 +10,6 @@ import os
 import posixpath
 import re
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from seatrial.core.files import delete, is_lfs_pointer
 from seatrial.core.guarded import real_path
 from seatrial.evidence.git import commit_of, fields, git, is_ancestor, line, pointers, text
 from seatrial.evidence.repos import gitlinks
+from seatrial.runtime.command import NoAnswerError, run_command
 
 BESIDE = "beside"
 """The directory beside a tree for repositories that lie outside it."""
@@ -270,14 +270,14 @@ def _sed(edit: Edit, mode: str, file: str) -> None:
         env.pop("POSIXLY_CORRECT", None)
         try:
             command = ["sed", "--sandbox", mode, "--file", str(script), "--", file]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=SED_S, check=False)
-        except FileNotFoundError as error:
+            done = run_command(command, SED_S, env=env)
+        except NoAnswerError as error:
+            if error.late:
+                raise UserError(f"--edit {edit.file}: sed did not end within {SED_S:.0f} s", "do the clauses loop?") from error
             raise UserError(f"--edit {edit.file}: sed is not installed, or not on PATH", "install GNU sed") from error
-        except subprocess.TimeoutExpired as error:
-            raise UserError(f"--edit {edit.file}: sed did not end within {SED_S:.0f} s", "do the clauses loop?") from error
-    said = done.stderr.decode("utf-8", "replace").strip().replace(f"sed: file {script} ", "")
-    if done.returncode == _IO_ERROR:
+    said = done.error.strip().replace(f"sed: file {script} ", "")
+    if done.code == _IO_ERROR:
         raise TreeError(SkipKind.ENVIRONMENT, f"--edit {edit.file}: {said}", "see whether the disk is full")
-    if done.returncode:
+    if done.code:
         fix = "install GNU sed" if "unrecognized option" in said or "illegal option" in said else "correct the clauses; see: info sed"
         raise UserError(f"--edit {edit.file}: sed does not accept {edit.clauses!r}: {said or 'no message'}", fix)

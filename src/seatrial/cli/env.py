@@ -12,9 +12,17 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from seatrial import loops
+from seatrial.core.errors import UserError
+from seatrial.core.verdict import ExitCode
+from seatrial.evidence.redact import Redactor
+from seatrial.rollouts.backends import gym_install
+from seatrial.runtime.environments import Environments
+from seatrial.runtime.interrupt import Interruptible
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -35,10 +43,6 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build the environment of a loop from its lock; does nothing when it is there already."""
-    from seatrial.evidence.redact import Redactor
-    from seatrial.runtime.environments import Environments
-    from seatrial.runtime.interrupt import Interruptible
-
     lock = _lock(name)
     with Interruptible():
         environment = Environments().build(
@@ -50,7 +54,8 @@ def build(
             line_filter=Redactor(os.environ).lines().line,
         )
     if as_json:
-        _print_json({"name": name, "hash": environment.lock_hash, "path": str(environment.path), "python": str(environment.python)})
+        shown = {"name": name, "hash": environment.lock_hash, "path": str(environment.path), "python": str(environment.python)}
+        typer.echo(json.dumps(shown, indent=2))
     else:
         typer.echo(f"{name}: ready: {environment.python}")
 
@@ -58,13 +63,11 @@ def build(
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List every environment and layer in the cache, with its size and when it was last used."""
-    from seatrial.runtime.environments import Environments
-
-    environments = Environments()
-    found = environments.list()
+    cache = Environments()
+    found = cache.list()
     if as_json:
         keys = ("name", "kind", "hash", "size_mb", "complete", "python_version", "built", "used")
-        _print_json([{**{key: getattr(entry, key) for key in keys}, "path": str(entry.path)} for entry in found])
+        typer.echo(json.dumps([{**{key: getattr(entry, key) for key in keys}, "path": str(entry.path)} for entry in found], indent=2))
         return
     rows = [
         (
@@ -81,18 +84,15 @@ def list_(as_json: Json = False) -> None:
     ]
     _print_table(("name", "kind", "hash", "state", "size", "python", "built", "last used"), rows)
     if not found:
-        typer.echo(f"{environments.root}: no environments", err=True)
+        typer.echo(f"{cache.root}: no environments", err=True)
 
 
 @app.command()
 def check(name: Name, as_json: Json = False) -> None:
     """Check that a loop's environment is there, complete, runs, and holds exactly the locked versions."""
-    from seatrial.core.verdict import ExitCode
-    from seatrial.runtime.environments import Environments
-
     findings = Environments().check(name, _lock(name))
     if as_json:
-        _print_json([finding.model_dump(mode="json") for finding in findings])
+        typer.echo(json.dumps([finding.model_dump(mode="json") for finding in findings], indent=2))
     else:
         _print_table(("check", "", "what was found"), [(f.name, "ok" if f.ok else "not ok", f.message) for f in findings])
         for finding in findings:
@@ -107,27 +107,17 @@ def remove(
     name: Annotated[str, typer.Argument(metavar="LOOP", help="The environment to remove, as `seatrial env list` names it.")],
 ) -> None:
     """Remove every environment of a loop, and layers that no environment needs any more."""
-    from seatrial.runtime.environments import Environments
-
     for path in Environments().remove(name):
         typer.echo(f"removed {path}")
 
 
 def _lock(name: str) -> Path:
     """The lock of an environment; an unknown one is an error that lists the known ones."""
-    from seatrial.core.errors import UserError
-    from seatrial.loops import environments
-    from seatrial.rollouts.backends import gym_install
-
-    known = {**environments(), gym_install.GYM_ENVIRONMENT: gym_install.GYM_LOCK}
+    known = {**loops.environments(), gym_install.GYM_ENVIRONMENT: gym_install.GYM_LOCK}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         raise UserError(f"unknown environment {name!r}; known: {', '.join(known)}", f"use {close[0]!r}" if close else "use a known one")
     return known[name]
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))
 
 
 def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -13,13 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_toml
+from seatrial.core.jobs import After, Batch, Component, Job, Ready
 from seatrial.core.records import replace
+from seatrial.evidence.redact import Redactor
+from seatrial.runtime.servers import Server, components, prehosted
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from seatrial.core.jobs import Batch
     from seatrial.rollouts.campaign import Campaign
 
 _WORDS = {
@@ -33,9 +37,6 @@ _EXAMPLES = {"mounts": '"/source:/target"', "name": '"small-letters-and-digits"'
 
 def read_toml(file: Path) -> dict[str, Any]:
     """The file as data, or a UserError that names file and line."""
-    from seatrial.core.errors import UserError
-    from seatrial.core.files import read_text
-
     try:
         return parse_toml(read_text(file))
     except BadValue as error:
@@ -82,11 +83,6 @@ def fix_of(error: Any, tables: Mapping[str, type[BaseModel]], whole: type[BaseMo
 
 def read_jobs(file: Path, gpus_per_node: int, here: Path) -> Batch:
     """The jobs of a file, for nodes with so many GPUs. Components without a container work in `here` unless they say otherwise."""
-    from pydantic import ValidationError
-
-    from seatrial.core.errors import UserError
-    from seatrial.core.jobs import Batch
-
     data = read_toml(file)
     if "jobs" not in data:
         raise UserError(f"{file}: no [[jobs]] in it", 'write [[jobs]] with name = "…", and [[jobs.components]] below it')
@@ -109,10 +105,6 @@ def read_jobs(file: Path, gpus_per_node: int, here: Path) -> Batch:
 
 def refuse_secrets(where: str, record: BaseModel) -> None:
     """A UserError where a value is a secret: scripts and job files are stored, and read by everybody."""
-    import os
-
-    from seatrial.core.errors import UserError
-    from seatrial.evidence.redact import Redactor
     from seatrial.rollouts.campaign import secret_in
 
     key = secret_in(record.model_dump(mode="json", exclude_defaults=True), clear=Redactor(os.environ).value)
@@ -134,10 +126,6 @@ def _placed(batch: Batch, here: Path) -> Batch:
 
 def _expand(job: dict[str, Any], gpus_per_node: int) -> None:
     """Put components and URLs in the place of the descriptions of servers."""
-    from pydantic import TypeAdapter
-
-    from seatrial.runtime.servers import Server, components, prehosted
-
     servers = TypeAdapter(list[Server]).validate_python(job["servers"])
     made = [item.model_dump() for server in servers for item in components(server, gpus_per_node)]
     job["components"] = [*made, *job.get("components", ())]
@@ -145,9 +133,6 @@ def _expand(job: dict[str, Any], gpus_per_node: int) -> None:
 
 
 def _fix(error: Any) -> str:
-    from seatrial.core.jobs import After, Batch, Component, Job, Ready
-    from seatrial.runtime.servers import Server
-
     if error["type"] == "extra_forbidden" and error["loc"][-1] == "time":
         return "the time limit of a job is minutes = N; time belongs into the profile"
     tables: dict[str, type[BaseModel]] = {"ready": Ready, "components": Component, "servers": Server, "after": After, "jobs": Job}
@@ -169,10 +154,6 @@ def read_campaign(
 
     `stored` are the settings of a campaign that was started, instead of a file; errors name the file that they are `stored_in`.
     """
-    from pydantic import ValidationError
-
-    from seatrial.core.errors import UserError
-    from seatrial.evidence.redact import Redactor
     from seatrial.rollouts.campaign import Campaign
 
     data = read_toml(file) if file else dict(stored or {})
@@ -200,8 +181,6 @@ def read_campaign(
 
 def _setting(text: str) -> tuple[str, Any]:
     """`KEY=VALUE`, the value as in TOML; what is no TOML is a text."""
-    from seatrial.core.errors import UserError
-
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UserError(f"--set {text}: KEY=VALUE is meant", "write --set sampling.temperature=0.7")
@@ -221,8 +200,6 @@ def _clear_rivals(data: dict[str, Any], key: str) -> None:
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:
-    from seatrial.core.errors import UserError
-
     *tables, last = key.split(".")
     for name in tables:
         data = data.setdefault(name, {})
@@ -246,7 +223,6 @@ def _make_absolute(data: dict[str, Any], base: Path) -> None:
 def _campaign_fix(error: Any, file: Path | None) -> str:
     """Known keys, or where to read on; without a file the flag that is missing."""
     from seatrial.rollouts import campaign
-    from seatrial.runtime.servers import Server
 
     if file is None and error["type"] == "missing" and error["loc"] == ("policy",):
         return "say --url http://host:8000/v1, or name a campaign file"

@@ -9,16 +9,28 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-if TYPE_CHECKING:
-    from seatrial.core.jobs import Batch, Profile, Submission, UnitStatus
-    from seatrial.runtime.slurm_status import Snapshot
+from seatrial.cli.input_files import read_jobs
+from seatrial.cli.request import load_config, profile_named
+from seatrial.core.errors import UserError
+from seatrial.core.files import write_text
+from seatrial.core.jobs import Batch, Profile, Submission, UnitState, UnitStatus
+from seatrial.core.verdict import ExitCode
+from seatrial.evidence.redact import Redactor
+from seatrial.runtime import jobdir, slurm_status, slurm_submit
+from seatrial.runtime.interrupt import Interruptible
+from seatrial.runtime.jobdir import BATCH, find, job_dir
+from seatrial.runtime.local_jobs import gpus_here, run_batch
+from seatrial.runtime.slurm import render_batch
+from seatrial.runtime.slurm_status import LIVE, Poller, Snapshot
 
 _SPEAK_S = 30.0
 _SHOWN = 5
@@ -26,9 +38,6 @@ _SHOWN = 5
 
 def close(units: Sequence[UnitStatus]) -> None:
     """Name what is not done, and end with the exit code."""
-    from seatrial.core.jobs import UnitState
-    from seatrial.core.verdict import ExitCode
-
     left = [unit for unit in units if unit.state is not UnitState.DONE]
     for unit in left[:_SHOWN]:
         typer.echo(unit_line(unit), err=True)
@@ -41,24 +50,18 @@ def close(units: Sequence[UnitStatus]) -> None:
 
 def _counts(units: Sequence[UnitStatus]) -> str:
     """`12 done, 3 running`, in the order of the states."""
-    from seatrial.core.jobs import UnitState
-
     counts = ((state, sum(unit.state is state for unit in units)) for state in UnitState)
     return ", ".join(f"{count} {state}" for state, count in counts if count)
 
 
 def _why_waiting(units: Sequence[UnitStatus]) -> str:
     """What units wait for, as Slurm says it."""
-    from seatrial.core.jobs import UnitState
-
     reasons = dict.fromkeys(unit.reason for unit in units if unit.state is UnitState.WAITING and unit.reason)
     return f" (waiting for: {', '.join(list(reasons)[:_SHOWN])})" if reasons else ""
 
 
 def job_lines(units: Sequence[UnitStatus]) -> Iterable[str]:
     """Name, Slurm id and counts of each job, and the first reason that somebody should read."""
-    from seatrial.core.jobs import UnitState
-
     fine = (UnitState.DONE, UnitState.RUNNING)
     for name in dict.fromkeys(unit.job for unit in units):
         own = [unit for unit in units if unit.job == name]
@@ -100,18 +103,16 @@ class UnitEnded:
     """Whether a unit has ended; Slurm is asked now and then."""
 
     def __init__(self, directory: Path, job: str, index: int) -> None:
-        from seatrial.runtime.slurm_status import FIRST_WAIT_S, Poller
 
         self._job, self._index = job, index
-        self._poller, self._asked, self._pause = Poller([directory]), float("-inf"), FIRST_WAIT_S
+        self._poller, self._asked, self._pause = Poller([directory]), float("-inf"), slurm_status.FIRST_WAIT_S
 
     def __call__(self) -> bool:
         """Ask, but not more often than is polite."""
-        from seatrial.runtime.slurm_status import LIVE, LONGEST_WAIT_S
 
         if time.monotonic() - self._asked < self._pause:
             return False
-        self._asked, self._pause = time.monotonic(), min(self._pause * 1.2, LONGEST_WAIT_S)
+        self._asked, self._pause = time.monotonic(), min(self._pause * 1.2, slurm_status.LONGEST_WAIT_S)
         units = self._poller.poll().units
         return next(unit.state not in LIVE for unit in units if (unit.job, unit.index) == (self._job, self._index))
 
@@ -152,12 +153,6 @@ def submit(
     With --on local the jobs run here, now, and this command ends with them. With --dry-run it ends with 0 when Slurm would
     take every job, else with 99.
     """
-    from seatrial.cli.input_files import read_jobs
-    from seatrial.cli.request import load_config, profile_named
-    from seatrial.core.errors import UserError
-    from seatrial.runtime import slurm_submit as slurm
-    from seatrial.runtime.interrupt import Interruptible
-    from seatrial.runtime.local_jobs import gpus_here
 
     if on == "local":
         if dry_run:
@@ -171,7 +166,7 @@ def submit(
         _dry_run(batch, profile, directory)
     try:
         with Interruptible():
-            submissions = slurm.submit(batch, profile, name, directory)
+            submissions = slurm_submit.submit(batch, profile, name, directory)
             typer.echo(str(directory))
             _print_submitted(submissions)
     except KeyboardInterrupt:
@@ -189,10 +184,6 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List jobs and where their units stand. Without DIR it looks in jobs and trials below the working directory."""
-    from seatrial.core.errors import UserError
-    from seatrial.runtime.jobdir import find
-    from seatrial.runtime.slurm_status import Poller
-
     for place in directories or ():
         if not place.is_dir():
             raise UserError(f"{place}: no such directory", "name a directory that `seatrial jobs submit` made, or one above it")
@@ -218,21 +209,18 @@ def wait(directory: Directory, deadline: Deadline = None) -> None:
 
     Exit codes: 0 every unit done, 1 a client failed, 99 something else ended a unit or the deadline passed, 130 Ctrl-C.
     """
-    from seatrial.core.verdict import ExitCode
-    from seatrial.evidence.redact import Redactor
-    from seatrial.runtime.slurm_status import Poller, redact_logs, snapshots
 
     directory = _batch(directory)
     poller, shown = Poller([directory]), JobsProgress()
     snapshot = None
     try:
-        for snapshot in snapshots(poller, None if deadline is None else deadline * 60):
+        for snapshot in slurm_status.snapshots(poller, None if deadline is None else deadline * 60):
             shown.show(snapshot)
     except KeyboardInterrupt:
         typer.echo(f"\nseatrial: interrupted; the jobs go on. Cancel them with: seatrial jobs cancel {directory}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     assert snapshot is not None
-    redact_logs(snapshot, Redactor(os.environ).log, lambda line: typer.echo(f"seatrial: {line}", err=True))
+    slurm_status.redact_logs(snapshot, Redactor(os.environ).log, lambda line: typer.echo(f"seatrial: {line}", err=True))
     if not snapshot.ended:
         typer.echo(f"seatrial: not ended after {deadline:g} minutes; the jobs go on", err=True)
     close(snapshot.units)
@@ -248,15 +236,11 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows, until the unit has ended.")] = False,
 ) -> None:
     """Print the log of one component of one unit."""
-    from seatrial.evidence.redact import Redactor
-    from seatrial.runtime import jobdir
-    from seatrial.runtime.slurm_status import find_job, log_file, log_text_of
-
     directory = _batch(directory)
     clear, begun = Redactor(os.environ).lines().line, ""
-    found = find_job(jobdir.load(directory), job)
-    path = log_file(directory, found, component, copy, index)
-    for text in log_text_of(path, UnitEnded(directory, found.name, index or 0) if follow else None):
+    found = slurm_status.find_job(jobdir.load(directory), job)
+    path = slurm_status.log_file(directory, found, component, copy, index)
+    for text in slurm_status.log_text_of(path, UnitEnded(directory, found.name, index or 0) if follow else None):
         *rows, begun = (begun + text).split("\n")
         typer.echo("".join(f"{clear(row)}\n" for row in rows), nl=False)
     typer.echo(clear(begun), nl=False)
@@ -267,9 +251,7 @@ def cancel(
     directory: Directory, jobs: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Jobs; none means all.")] = None
 ) -> None:
     """Cancel jobs that have not ended."""
-    from seatrial.runtime import slurm_submit as slurm
-
-    cancelled = slurm.cancel(_batch(directory), jobs or ())
+    cancelled = slurm_submit.cancel(_batch(directory), jobs or ())
     for name in cancelled:
         typer.echo(f"cancelled {name}")
     if not cancelled:
@@ -283,15 +265,11 @@ def resubmit(
     config: ConfigFile = None,
 ) -> None:
     """Submit again what is not done: these units, and the jobs that come after them."""
-    from seatrial.cli.request import load_config, profile_named
-    from seatrial.runtime import slurm_submit as slurm
-    from seatrial.runtime.interrupt import Interruptible
-
     name, profile = profile_named(load_config(config, None), on)
     directory = _batch(directory)
     try:
         with Interruptible():
-            submissions = slurm.resubmit(directory, profile, name)
+            submissions = slurm_submit.resubmit(directory, profile, name)
     except KeyboardInterrupt:
         _cut(directory)
     if submissions:
@@ -302,28 +280,17 @@ def resubmit(
 
 def _directory(out: Path | None, batch: Batch) -> Path:
     """Where the user wants the batch, or a new place below jobs/."""
-    import secrets
-
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{batch.jobs[0].name}-{secrets.token_hex(2)}"
     return (out or Path("jobs") / name).absolute()
 
 
 def _hide_from_git(directory: Path) -> None:
     """The directory of a batch may lie in a checkout under test, which must not look changed."""
-    from seatrial.core.files import write_text
-    from seatrial.runtime.jobdir import BATCH
-
     if (directory / BATCH).exists():
         write_text(directory / ".gitignore", "*\n")
 
 
 def _dry_run(batch: Batch, profile: Profile, directory: Path) -> None:
-    """Print every script as it is, and what Slurm says of each; ends with 0 or 99."""
-    from seatrial.core.verdict import ExitCode
-    from seatrial.runtime import slurm_submit as slurm
-    from seatrial.runtime.jobdir import job_dir
-    from seatrial.runtime.slurm import render_batch
-
     scripts = render_batch(batch, profile, directory, {job.name: f"seatrial-{job.name}-00000000" for job in batch.jobs})
     waits = {}
     for job in batch.jobs:
@@ -332,24 +299,16 @@ def _dry_run(batch: Batch, profile: Profile, directory: Path) -> None:
         if job is not batch.jobs[0]:
             typer.echo(f"\n# ===== {job_dir(directory, job).script} =====")
         typer.echo(scripts[job.name], nl=False)
-    answers = slurm.validate(batch, profile, directory)
+    answers = slurm_submit.validate(batch, profile, directory)
     for name, answer in answers:
         typer.echo(f"seatrial: {name}: {answer}{waits[name]}", err=True)
     raise typer.Exit(ExitCode.PASS if all(answer == "ok" for _, answer in answers) else ExitCode.BLOCKED)
 
 
 def _run_here(batch: Batch, directory: Path) -> None:
-    """Run the jobs on this machine and end with their exit code."""
-    from seatrial.core.verdict import ExitCode
-    from seatrial.evidence.redact import Redactor
-    from seatrial.runtime.interrupt import Interruptible
-    from seatrial.runtime.local_jobs import run_batch
-    from seatrial.runtime.slurm_status import Poller
-    from seatrial.runtime.slurm_submit import locked
-
     typer.echo(f"seatrial: {directory}", err=True)
     try:
-        with locked(directory), Interruptible() as stop:
+        with slurm_submit.locked(directory), Interruptible() as stop:
             run_batch(batch, directory, lambda line: typer.echo(f"seatrial: {line}", err=True), lambda: Redactor(os.environ).lines().line)
     finally:
         _hide_from_git(directory)
@@ -360,20 +319,13 @@ def _run_here(batch: Batch, directory: Path) -> None:
 
 def _batch(directory: Path) -> Path:
     """The directory of a batch: this one, or the newest below it, as in the run directory of a trial."""
-    from seatrial.runtime.jobdir import BATCH, find
-
     return directory if (directory / BATCH).is_file() else next(reversed(list(find(directory))), directory)
 
 
 def _cut(directory: Path) -> NoReturn:
     """Ctrl-C while jobs were handed over: say which are in the queue."""
-    import shlex
-
-    from seatrial.core.verdict import ExitCode
-    from seatrial.runtime import jobdir
-
-    jobs = jobdir.load(directory).jobs if (directory / jobdir.BATCH).is_file() else ()
-    sent = {job.name: found.slurm or "id not known" for job in jobs if (found := jobdir.job_dir(directory, job).submission())}
+    jobs = jobdir.load(directory).jobs if (directory / BATCH).is_file() else ()
+    sent = {job.name: found.slurm or "id not known" for job in jobs if (found := job_dir(directory, job).submission())}
     left = [job.name for job in jobs if job.name not in sent]
     inside = ", ".join(f"{name} ({slurm})" for name, slurm in sent.items()) or "nothing"
     place = shlex.quote(str(directory))

@@ -15,7 +15,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from seatrial.cli.typer_base import Plain, explained
+from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.text import visible
+from seatrial.core.verdict import ExitCode
 from seatrial.evidence.lazy_redactor import LazyRedactor
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -188,8 +190,6 @@ def join_pairs(words: list[str]) -> list[str]:
 
 def require_text(words: list[str]) -> None:
     """Refuse a word that is not valid UTF-8, such as a file's name in Latin-1: no report could name it."""
-    from seatrial.core.errors import UserError
-
     for word in words:
         try:
             word.encode("utf-8")
@@ -199,25 +199,18 @@ def require_text(words: list[str]) -> None:
 
 def run() -> None:
     """Entry point."""
-    from seatrial.core.errors import BlockedError, UserError
-    from seatrial.core.verdict import ExitCode
-
     words, passed_on = split_arguments(sys.argv[1:])
     sys.stdout, sys.stderr = cast(TextIO, Output(sys.stdout)), cast(TextIO, errors := Output(sys.stderr))
     clear = errors.redactor.text  # an error may quote a line of a configuration, or what a program said
     try:
         require_text(words)
         app(words, obj=passed_on)
-    except UserError as error:
-        typer.echo(f"seatrial: {clear(error.message)}", err=True)
+    except (UserError, BlockedError) as error:
+        blocked = f"Blocked ({error.boundary}): " if isinstance(error, BlockedError) else ""
+        typer.echo(f"seatrial: {blocked}{clear(error.message)}", err=True)
         if error.fix:
             typer.echo(f"  fix: {error.fix}", err=True)
-        sys.exit(ExitCode.USAGE)
-    except BlockedError as error:
-        typer.echo(f"seatrial: Blocked ({error.boundary}): {clear(error.message)}", err=True)
-        if error.fix:
-            typer.echo(f"  fix: {error.fix}", err=True)
-        sys.exit(ExitCode.BLOCKED)
+        sys.exit(ExitCode.BLOCKED if blocked else ExitCode.USAGE)
     except KeyboardInterrupt:
         typer.echo("seatrial: interrupted", err=True)
         sys.exit(ExitCode.INTERRUPTED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -64,29 +64,17 @@ def refit(
     from seatrial.probes.refit_probe import ProbeInterrupted, RefitOptions, require_one_source
     from seatrial.probes.refit_run import faults, refit_summary, refit_table
 
+    options: dict[str, Any] = {"model": model, "engine": engine, "steps": steps, "transport": transport, "python": python, "fault": fault}
+    options |= {"attach": attach, "weights": weights, "facts": facts, "server": server or ()}
     if fault == "list":
-        require_one_source(
-            RefitOptions(
-                model=model, engine=engine, steps=steps, transport=transport, python=python, fault=fault,
-                attach=attach, weights=weights, facts=facts, server=server or (),
-            )
-        )  # fmt: skip
+        require_one_source(RefitOptions(**options))
         typer.echo("\n".join(f"{name:20} {text}" for name, text in faults(engine or "transformers").items()))
         raise typer.Exit
     try:
         found = api.probe_refit(
-            model=model,
-            engine=engine,
-            steps=steps,
-            transport=transport,
-            python=python,
-            fault=fault,
-            attach=attach,
-            weights=weights,
-            facts=facts,
+            **options,
             out=out,
             deadline=minutes,
-            server=server or (),
             command=("seatrial", *sys.argv[1:]),
             tell=lambda line: typer.echo(f"seatrial: {line}", err=json),
             tell_build=lambda line: None if json else typer.echo(f"seatrial: {line}", err=True),

@@ -17,6 +17,8 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand
 
+from seatrial.core.errors import UserError
+
 
 class Plain:
     """For a class of typer's commands or groups: plain values of its parameters take the short way, also that of `--help`."""
@@ -76,8 +78,6 @@ UsageError = cast(type[Exception], typer.BadParameter.__base__)
 def explained(context: Any = None) -> Iterator[None]:
     """Raise typer's errors as UserErrors; the help of a group that was called alone stays what it is. Not every error knows its command:
     it is then the one that `context`, of the whole program, invokes."""
-    from seatrial.core.errors import UserError
-
     try:
         yield
     except UsageError as error:
@@ -110,5 +110,4 @@ def _fix(error: Any, command: list[str]) -> str:
 
 
 def _named(message: str) -> str:
-    """What typer quotes as unknown."""
     return message.partition("'")[2].partition("'")[0]

@@ -26,6 +26,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.files import LFS_POINTER, is_lfs_pointer, read_text
 from seatrial.core.guarded import endless, open_file
 from seatrial.instruments import safe_git
+from seatrial.runtime.command import NoAnswerError, run_command
 
 TIMEOUT_SECONDS = 120.0
 
@@ -71,25 +72,18 @@ def git(
     - Exit codes outside `ok` raise a UserError.
     """
     try:
-        done = subprocess.run(
-            command_line(repo, *arguments),
-            input=stdin,
-            stdout=into or subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(repo, index, own=own),
-            timeout=seconds,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise UserError(f"{repo}: git is not installed, or not on PATH", "install git, for example: apt-get install git") from error
-    except subprocess.TimeoutExpired as error:
-        message = f"{repo}: `git {arguments[0]}` did not finish within {seconds:.0f} s"
-        raise UserError(message, f"see what holds it: {_at(repo)} {arguments[0]}") from error
-    except (OSError, ValueError) as error:  # a word with a null character, or longer than the system takes
+        done = run_command(command_line(repo, *arguments), seconds, env=environment(repo, index, own=own), stdin=stdin, into=into)
+    except (NoAnswerError, OSError, ValueError, subprocess.TimeoutExpired) as error:  # also of the call that asks git for its version
+        why = error if isinstance(error, NoAnswerError) else NoAnswerError(str(error), cause=error)
+        if why.missing:
+            raise UserError(f"{repo}: git is not installed, or not on PATH", "install git, for example: apt-get install git") from error
+        if why.late:
+            message = f"{repo}: `git {arguments[0]}` did not finish within {seconds:.0f} s"
+            raise UserError(message, f"see what holds it: {_at(repo)} {arguments[0]}") from error
         raise UserError(f"{repo}: `git {arguments[0]}` cannot be called: {error}", "correct what names the commit or the file") from error
-    if done.returncode not in ok:
-        raise _explain(repo, arguments[0], done.returncode, text(done.stderr).strip())
-    return done.stdout or b""
+    if done.code not in ok:
+        raise _explain(repo, arguments[0], done.code, text(done.complaint).strip())
+    return done.data
 
 
 def text(data: bytes) -> str:

@@ -10,7 +10,6 @@ import re
 import secrets
 import shlex
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -29,8 +28,10 @@ from seatrial.core.text import one_line
 from seatrial.core.verdict import Boundary
 from seatrial.evidence.redact import Redactor
 from seatrial.history.auto_import import OFF, VARIABLE
+from seatrial.runtime.command import Answer, NoAnswerError, run_command
 from seatrial.runtime.environments import delete
 from seatrial.runtime.process import LineFilter, Outcome, ProcessSpec, end_leftovers, run_stoppable
+from seatrial.runtime.venvs import find_uv
 
 GRACE_S = 10.0
 
@@ -282,7 +283,7 @@ def unusable(engine: Engine) -> str | None:
     if shutil.which(engine) is None:
         return "not on PATH"
     done = _call(ANSWERS[engine], ANSWER_S)
-    return None if done.returncode == 0 else one_line(done.stderr or done.stdout)[-300:] or f"exit {done.returncode}"
+    return None if done.code == 0 else one_line(done.error or done.out)[-300:] or f"exit {done.code}"
 
 
 class Container(ExecutionPlace):
@@ -299,20 +300,20 @@ class Container(ExecutionPlace):
         """Fetch and unpack: an image that cannot be had is Blocked, not a command that failed."""
         if (engine := self.box.engine) != "enroot":
             image = self.box.image
-            if _call((engine, "image", "inspect", image), ANSWER_S).returncode == 0:
+            if _call((engine, "image", "inspect", image), ANSWER_S).code == 0:
                 return
             done = _call((engine, "pull", image), IMPORT_S)
-            if done.returncode != 0:
-                message = f"{engine} pull {image}: {one_line(done.stderr or done.stdout)[-300:]}"
+            if done.code != 0:
+                message = f"{engine} pull {image}: {one_line(done.error or done.out)[-300:]}"
                 fix = "check the name of the image and the access to its registry, or build it"
                 raise BlockedError(Boundary.ENVIRONMENT, message, fix)
             return
         self._scratch = Path(tempfile.mkdtemp(prefix="seatrial-enroot-"))
         for words in before_words(self.box, self._name, self._scratch):
             done = _call(words, IMPORT_S)
-            if done.returncode != 0:
+            if done.code != 0:
                 self.remove()
-                message = f"{shlex.join(words)}: {one_line(done.stderr or done.stdout)[-300:]}"
+                message = f"{shlex.join(words)}: {one_line(done.error or done.out)[-300:]}"
                 raise BlockedError(Boundary.ENVIRONMENT, message, "check the name of the image and the access to its registry")
 
     def command(self, argv: tuple[str, ...], cwd: Path) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -345,7 +346,7 @@ class Container(ExecutionPlace):
 
     def _gone(self, name: str) -> None:
         _call(after_words(self.box, name), REMOVE_S)
-        left = _call(left_words(self.box, name), ANSWER_S).stdout.split()
+        left = _call(left_words(self.box, name), ANSWER_S).out.split()
         if left and (self.box.engine != "enroot" or name in left):
             self.notes = (*self.notes, f"container {name} could not be removed: {shlex.join(after_words(self.box, name))}")
 
@@ -362,14 +363,12 @@ def make_box(engine: Engine, image: str, mounts: tuple[Mount, ...], env: tuple[s
     return Box(engine=engine, image=image, mounts=mounts, env=env, gpus=gpus, user=(os.getuid(), os.getgid()))
 
 
-def _call(words: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess[str]:
+def _call(words: tuple[str, ...], seconds: float) -> Answer:
     """A short command of an engine; one that hangs or cannot be started has failed."""
     try:
-        return subprocess.run(
-            words, capture_output=True, text=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(words, 127, "", str(error))
+        return run_command(words, seconds)
+    except NoAnswerError as error:
+        return Answer(127, b"", str(error).encode("utf-8", "replace"))
 
 
 _CLAUSE = r"\s*(?:===\s*[^\s,;)]+|(?:[<>=!~]=|[<>])\s*v?(?:\d+!)?\d[\w.*+-]*)\s*"
@@ -448,7 +447,7 @@ class Fresh(ExecutionPlace):
             self._ready = BisectEnvironments(self.directory / "environments").ensure(self.project, plan, self._tell, BUILD_S)
             for name in ("home", "tmp", "bin"):
                 (self.directory / name).mkdir()
-            if uv := shutil.which("uv"):
+            if uv := find_uv():
                 (self.directory / "bin" / "uv").symlink_to(Path(uv).resolve())
             self.notes = (f"ran in a fresh environment from {note}",)
         except BuildFailed as error:
@@ -509,7 +508,7 @@ class Fresh(ExecutionPlace):
             delete(self.directory)
 
     def _plan(self, scratch: Path) -> tuple[EnvironmentPlan, str]:
-        if (self.project / "uv.lock").is_file() and shutil.which("uv"):
+        if (self.project / "uv.lock").is_file() and find_uv():
             return EnvironmentPlan(kind="uv", lock="uv.lock", packages=self.packages), "uv.lock"
         for name in LOCKS:
             if (self.project / name).is_file():

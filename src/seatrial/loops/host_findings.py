@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,47 +12,19 @@ from seatrial.core.guarded import BadValue, parse_json
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
-
-
-class NoAnswerError(Exception):
-    """A driver did not answer; one line says why."""
-
-    def __init__(self, message: str, *, late: bool = False) -> None:
-        super().__init__(message)
-        self.late = late
-        """It was still at work when its time was up."""
+from seatrial.runtime.command import NoAnswerError, run_command
 
 
 def ask(start: Sequence[str], driver: Path, cwd: Path, environment: Mapping[str, str], seconds: float, request: Any) -> Any:
     """The JSON answer of a driver, run in the loop's own interpreter, to a JSON request; NoAnswerError when there is none."""
     quiet = {**environment, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = run_command([*start, str(driver)], seconds, cwd=cwd, env=quiet, stdin=json.dumps(request).encode(), own_session=True)
+    if done.code:
+        raise NoAnswerError(f"{start[0]}: {done.last_words}")
     try:
-        done = run_child([*start, str(driver)], cwd, quiet, seconds, json.dumps(request))
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoAnswerError(str(error), late=isinstance(error, subprocess.TimeoutExpired)) from error
-    if done.returncode:
-        raise NoAnswerError(f"{start[0]}: {(done.stderr.strip().splitlines() or ['(nothing said)'])[-1]}")
-    try:
-        return parse_json(done.stdout)
+        return parse_json(done.out)
     except BadValue as error:
-        raise NoAnswerError(f"{start[0]}: what it said is no answer: {done.stdout[:200]!r}") from error
-
-
-def run_child(
-    argv: Sequence[str], cwd: Path, environment: Mapping[str, str], seconds: float, text: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Run to the end with `text` as its input; OSError and TimeoutExpired are the caller's to explain."""
-    pipe = subprocess.PIPE
-    child = subprocess.Popen(
-        argv, cwd=cwd, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
-    )
-    try:
-        out, error = child.communicate(text, timeout=seconds)
-        return subprocess.CompletedProcess(argv, child.returncode, out, error)
-    finally:
-        if child.returncode is None:  # past its deadline, or we are being stopped: a script has children of its own
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
+        raise NoAnswerError(f"{start[0]}: what it said is no answer: {done.out[:200]!r}") from error
 
 
 NVIDIA_SMI_SECONDS = 30
@@ -67,8 +36,8 @@ def gpus_here(wanted: int, without: str) -> Finding:
     listed = ""
     if smi:
         try:
-            listed = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False).stdout
-        except (OSError, subprocess.TimeoutExpired) as error:
+            listed = run_command([smi, "-L"], NVIDIA_SMI_SECONDS).out
+        except NoAnswerError as error:
             listed = f"({error})"
     count = sum(line.startswith("GPU ") for line in listed.splitlines())
     if count == 0:

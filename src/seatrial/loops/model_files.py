@@ -22,7 +22,8 @@ from seatrial.core.guarded import BadValue, exists, parse_json_once
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding, Record, replace
 from seatrial.core.verdict import Boundary
-from seatrial.loops.host_findings import NoAnswerError, ask
+from seatrial.loops.host_findings import ask
+from seatrial.runtime.command import NoAnswerError
 
 LOADER = Path(__file__).parents[1] / "instruments" / "load_model.py"
 SECONDS = 120

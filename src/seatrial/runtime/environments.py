@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,12 +23,12 @@ import psutil
 import seatrial
 from seatrial.core import files
 from seatrial.core.errors import BlockedError, FindingCode, UserError
-from seatrial.core.guarded import real_path
+from seatrial.core.guarded import exists, real_path
 from seatrial.core.records import Finding, Record
 from seatrial.core.verdict import Boundary
 from seatrial.runtime.filelock import exclusive, holder
-from seatrial.runtime.process import LineFilter, end_leftovers, pid_file
-from seatrial.runtime.venvs import BUILD_LOG, LAYERS, Build, Lock, interpreter, read_installed, read_lock
+from seatrial.runtime.process import LineFilter, end_leftovers, files_below, pid_file
+from seatrial.runtime.venvs import BUILD_LOG, LAYERS, Lock, StepFailed, VenvBuilder, interpreter, make_venv, read_installed, read_lock
 
 Kind = Literal["envs", "layers"]
 
@@ -193,42 +193,41 @@ class Environments:
     def _build(
         self, name: str, wanted: Lock, rebuild: bool, progress: Callable[[str], None], stops: float, line_filter: LineFilter
     ) -> Environment:
+        def make(path: Path, part: str, lock: Lock, layer: Path | None, users: Iterable[Path]) -> None:
+            """Build one directory from scratch and mark it complete."""
+            refuse_if_used(users)
+            start_afresh(path)
+            room = files.room_at(self.root)
+            if room.free_mb < lock.disk_mb:
+                message = f"{part} needs {lock.disk_mb} MB and {room.place} has {room.free_mb:.0f} MB free"
+                raise BlockedError(Boundary.ENVIRONMENT, message, "free space, or set SEATRIAL_CACHE to a directory on another disk")
+            path.mkdir(parents=True)
+            builder = VenvBuilder(part, path / BUILD_LOG, stops, progress, line_filter)
+            try:
+                installed = make_venv(builder, path, lock, layer, resolve=path.parent.name == "layers")
+            except StepFailed as error:
+                fix = f"read {builder.log}, remove the cause (network, package index, disk), then: seatrial env build {name}"
+                raise BlockedError(Boundary.ENVIRONMENT, f"building {part}: {error} (log: {builder.log})", fix) from error
+            record = BuildRecord(
+                name=part,
+                lock_hash=lock.hash(),
+                python_version=installed.python_version,
+                built=_utc(datetime.now(UTC)),
+                size_mb=_size_mb(path),
+                layer=layer.name if layer else None,
+                packages=installed.first_versions(),
+            )
+            files.write_json(path / MARKER, record)
+
         layer = None
-        if wanted.layer is not None:
-            layer = self._place("layers", wanted.layer.name, wanted.layer)
-            if rebuild or not self._complete(layer, wanted.layer):
+        if (below := wanted.layer) is not None:
+            layer = self._place("layers", below.name, below)
+            if rebuild or not self._complete(layer, below):
                 users = [path for path in self._directories("envs") if (record := _record(path)) and record.layer == layer.name]
-                refuse_if_used(users)
-                self._make(Build(wanted.layer.name, name, layer, wanted.layer, progress, stops, line_filter), None)
+                make(layer, below.name, below, None, users)
         path = self._place("envs", name, wanted)
-        refuse_if_used([path])
-        self._make(Build(name, name, path, wanted, progress, stops, line_filter), layer)
+        make(path, name, wanted, layer, [path])
         return Environment(name, wanted.hash(), path)
-
-    def _make(self, build: Build, layer: Path | None) -> None:
-        """Build one directory from scratch and mark it complete."""
-        path = build.directory
-        end_leftovers(pid_file(path / BUILD_LOG))
-        delete(path)
-        self._require_space(build.lock.disk_mb, build.name)
-        path.mkdir(parents=True)
-        installed = build.make(layer, resolve=path.parent.name == "layers")
-        record = BuildRecord(
-            name=build.name,
-            lock_hash=build.lock.hash(),
-            python_version=installed.python_version,
-            built=_utc(datetime.now(UTC)),
-            size_mb=_size_mb(path),
-            layer=layer.name if layer else None,
-            packages={name: versions[0] for name, versions in sorted(installed.packages.items())},
-        )
-        files.write_json(path / MARKER, record)
-
-    def _require_space(self, needed_mb: int, name: str) -> None:
-        room = files.room_at(self.root)
-        if room.free_mb < needed_mb:
-            message = f"{name} needs {needed_mb} MB and {room.place} has {room.free_mb:.0f} MB free"
-            raise BlockedError(Boundary.ENVIRONMENT, message, "free space, or set SEATRIAL_CACHE to a directory on another disk")
 
     def _place(self, kind: Kind, name: str, lock: Lock) -> Path:
         return self.root / kind / f"{name}-{lock.hash()[:12]}"
@@ -240,8 +239,7 @@ class Environments:
         return Environment(name, wanted.hash(), path) if whole else None
 
     def _complete(self, path: Path, lock: Lock) -> bool:
-        record = _record(path)
-        return record is not None and record.lock_hash == lock.hash()
+        return (record := _record(path)) is not None and record.lock_hash == lock.hash()
 
     def _directories(self, kind: Kind, name: str | None = None) -> tuple[Path, ...]:
         matches = [(path, _DIRECTORY.fullmatch(path.name)) for path in sorted((self.root / kind).glob("*")) if path.is_dir()]
@@ -283,6 +281,12 @@ def delete(path: Path) -> None:
     files.delete(path)
 
 
+def start_afresh(place: Path) -> None:
+    """Where something is to be built: end what a killed build left, and remove what is there."""
+    end_leftovers(pid_file(place / BUILD_LOG))
+    delete(place)
+
+
 def refuse_if_used(paths: Iterable[Path]) -> None:
     """A UserError when a process runs in one of these environments."""
     places = tuple(f"{path}{os.sep}" for path in paths)
@@ -297,14 +301,7 @@ def _utc(moment: datetime) -> str:
 
 
 def _size_mb(path: Path) -> int:
-    """Disk space that a directory takes."""
-    return sum(found.lstat().st_blocks * 512 for found in _files(path)) // _MB
-
-
-def _files(path: Path) -> Iterator[Path]:
-    for directory, _, names in os.walk(path):
-        for name in names:
-            yield Path(directory) / name
+    return sum(found.lstat().st_blocks * 512 for found in files_below(path)) // _MB
 
 
 SYSTEM = tuple(map(Path, ("/", "/usr", "/usr/local", "/etc", "/dev", "/proc", "/sys")))
@@ -313,21 +310,10 @@ SYSTEM = tuple(map(Path, ("/", "/usr", "/usr/local", "/etc", "/dev", "/proc", "/
 
 def mounts_of(path: Path, wanted: Iterable[Path]) -> tuple[str, ...]:
     """Mounts of `path`, which is made before the job is submitted, of Seatrial itself, and of what else is wanted and is here."""
-    found = (real_path(place) if ".." in place.parts else place for place in (*_own(), *wanted) if place.is_absolute())
-    places = list(dict.fromkeys((path, *(place for place in found if place not in SYSTEM and _is_here(place)))))
+    own = (Environments().root, Path(seatrial.__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix))
+    found = (real_path(place) if ".." in place.parts else place for place in (*own, *wanted) if place.is_absolute())
+    places = list(dict.fromkeys((path, *(place for place in found if place not in SYSTEM and exists(place)))))
     for place in places:
         if any(sign in str(place) for sign in ",: \t\n"):
             raise UserError(f"{place}: cannot be mounted into a container", "use a path without commas, colons and spaces")
     return tuple(f"{place}:{place}" for place in places)
-
-
-def _own() -> tuple[Path, ...]:
-    """The environments, Seatrial's code, and the Python that it runs on."""
-    return Environments().root, Path(seatrial.__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix)
-
-
-def _is_here(place: Path) -> bool:
-    try:
-        return place.exists()
-    except OSError:  # not ours to look at, or no path at all
-        return False

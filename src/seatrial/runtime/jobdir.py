@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,7 +153,7 @@ def layout(job: Job, gpus_per_node: int) -> Layout:
     names = job.groups()
     steps: list[PlacedStep] = []
     for number, name in enumerate(names):
-        taken: list[int] = []
+        taken = Counter[int]()
         """GPUs taken on each node of this group."""
         for component in ordered:
             if component.group == name:
@@ -162,43 +163,33 @@ def layout(job: Job, gpus_per_node: int) -> Layout:
     return Layout(tuple(_group(name, number, steps) for number, name in enumerate(names)), tuple(steps))
 
 
-def _place(component: Component, group: int, taken: list[int], gpus_per_node: int) -> list[PlacedStep]:
+def _place(component: Component, group: int, taken: Counter[int], gpus_per_node: int) -> list[PlacedStep]:
     if component.gpus > gpus_per_node:
         raise UserError(
             f"component {component.name}: a copy needs {component.gpus} GPUs on one node, which has {gpus_per_node}",
             "let a copy span more nodes, or correct gpus_per_node of the profile",
         )
     placed: list[PlacedStep] = []
-    copies: list[int] = []
+    copies = Counter[int]()
     """Copies of this component on each node."""
     for copy in range(component.replicas):
         node = 0
         while not _fits(component, node, taken, copies, gpus_per_node):
             node += 1
-        first = _count(taken, node)
+        first = taken[node]
         for place in range(node, node + component.nodes):
-            _add(taken, place, component.gpus)
-            _add(copies, place, 1)
+            taken[place] += component.gpus
+            copies[place] += 1
         placed.append(PlacedStep(component, copy, group, node, tuple(range(first, first + component.gpus))))
     return placed
 
 
-def _fits(component: Component, node: int, taken: list[int], copies: list[int], gpus_per_node: int) -> bool:
+def _fits(component: Component, node: int, taken: Counter[int], copies: Counter[int], gpus_per_node: int) -> bool:
     places = range(node, node + component.nodes)
-    level = _count(taken, node)
-    crowded = component.per_node is not None and any(_count(copies, place) >= component.per_node for place in places)
+    crowded = component.per_node is not None and any(copies[place] >= component.per_node for place in places)
     # A copy has the same GPU numbers on all of its nodes.
-    uneven = component.gpus > 0 and any(_count(taken, place) != level for place in places)
-    return not crowded and not uneven and level + component.gpus <= gpus_per_node
-
-
-def _count(counts: list[int], place: int) -> int:
-    return counts[place] if place < len(counts) else 0
-
-
-def _add(counts: list[int], place: int, number: int) -> None:
-    counts.extend([0] * (place + 1 - len(counts)))
-    counts[place] += number
+    uneven = component.gpus > 0 and any(taken[place] != taken[node] for place in places)
+    return not crowded and not uneven and taken[node] + component.gpus <= gpus_per_node
 
 
 def _group(name: str, number: int, steps: list[PlacedStep]) -> NodeGroup:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import write_json, write_text
-from seatrial.core.jobs import PLACEHOLDERS, Batch, Component, Ending, Job, Result, fill, shell_name
+from seatrial.core.jobs import PLACEHOLDERS, Batch, Ending, Job, Result, fill, shell_name
 from seatrial.core.verdict import Boundary
 from seatrial.runtime.interrupt import stop_requested
 from seatrial.runtime.jobdir import BATCH, JobDir, PlacedStep, job_dir, layout, load, save
@@ -70,22 +70,18 @@ def slots(job: Job, here: tuple[str, ...]) -> list[tuple[str, ...]]:
 def refuse_what_needs_a_cluster(job: Job) -> None:
     """Raise a UserError for what this machine cannot honour."""
     for item in job.components:
-        _refuse(job, item)
+        where = f"job {job.name}, component {item.name}"
+        if item.container or item.image:
+            key = "container" if item.container else "image"
+            fix = f"submit it to Slurm (seatrial ... --on slurm:PROFILE), or leave out {key} if the programs are installed here"
+            raise UserError(f"{where}: {key} = {item.container or item.image}: containers are not run on this machine", fix)
+        if item.nodes > 1:
+            raise UserError(f"{where}: nodes = {item.nodes}: this is one machine", "submit it to Slurm, or set nodes = 1")
     if job.after_ids:
         raise UserError(
             f"job {job.name}: after_ids = {', '.join(job.after_ids)}: Slurm jobs are not known here",
             "submit it to the cluster, or leave out after_ids once they have ended well",
         )
-
-
-def _refuse(job: Job, item: Component) -> None:
-    where = f"job {job.name}, component {item.name}"
-    if item.container or item.image:
-        key = "container" if item.container else "image"
-        fix = f"submit it to Slurm (seatrial ... --on slurm:PROFILE), or leave out {key} if the programs are installed here"
-        raise UserError(f"{where}: {key} = {item.container or item.image}: containers are not run on this machine", fix)
-    if item.nodes > 1:
-        raise UserError(f"{where}: nodes = {item.nodes}: this is one machine", "submit it to Slurm, or set nodes = 1")
 
 
 HOST = "127.0.0.1"
@@ -170,15 +166,18 @@ def prepare(job: Job, index: int, directory: JobDir, gpus: tuple[str, ...], line
         more = {VISIBLE: ",".join(visible)} if gpus_of(job) else {}
         log = directory.log(step.component.name, step.copy, index if job.array else None)
         address = addresses[step.name]
-        ranks = range(step.component.tasks)
-        copies.append(
-            Copy(step, address, [_spec(step, rank, {**shared, **_own(step, rank, address)}, more, log, line_filter()) for rank in ranks])
-        )
+        own = shared | {
+            "SEATRIAL_COPY": str(step.copy),
+            "SEATRIAL_PORT": str(address.port) if address else "",
+            "SEATRIAL_HEAD": HOST if address else "",
+            "SEATRIAL_HEAD_PORT": str(address.head_port) if address else "",
+        }
+        specs = [_spec(step, rank, {**own, "SEATRIAL_RANK": str(rank)}, more, log, line_filter()) for rank in range(step.component.tasks)]
+        copies.append(Copy(step, address, specs))
     return tuple(copies)
 
 
 def _urls(job: Job, steps: Sequence[PlacedStep], addresses: Mapping[str, Address | None]) -> dict[str, str]:
-    """Variables with the endpoints of every service, and of the servers that run elsewhere."""
     found = {name: [url] for name, url in job.servers.items()}
     for step in steps:
         if (address := addresses[step.name]) is not None:
@@ -187,46 +186,26 @@ def _urls(job: Job, steps: Sequence[PlacedStep], addresses: Mapping[str, Address
     return first | {f"SEATRIAL_URLS_{shell_name(name)}": ",".join(urls) for name, urls in found.items()}
 
 
-def _own(step: PlacedStep, rank: int, address: Address | None) -> dict[str, str]:
-    return {
-        "SEATRIAL_COPY": str(step.copy),
-        "SEATRIAL_RANK": str(rank),
-        "SEATRIAL_PORT": str(address.port) if address else "",
-        "SEATRIAL_HEAD": HOST if address else "",
-        "SEATRIAL_HEAD_PORT": str(address.head_port) if address else "",
-    }
-
-
 def _spec(
     step: PlacedStep, rank: int, variables: Mapping[str, str], more: Mapping[str, str], log: Path, line_filter: LineFilter
 ) -> ProcessSpec:
     component = step.component
     values = {name: fill(value, variables) for name, value in component.environment.items()}
-    several = component.tasks > 1
+    several, outer = component.tasks > 1, ("SEATRIAL_URL_", "SEATRIAL_URLS_")
+    # Without what an outer job told this process.
+    inherited = {key: value for key, value in os.environ.items() if key not in PLACEHOLDERS.values() and not key.startswith(outer)}
     return ProcessSpec(
         argv=tuple(fill(word, variables) for word in component.command),
-        env={**_inherited(), **variables, **more, **values},
+        env={**inherited, **variables, **more, **values},
         cwd=Path(fill(component.workdir, variables) if component.workdir else ".").absolute(),
         log=log,
         run_id=f"{step.name}.{rank}-{uuid.uuid4().hex}",
         deadline_s=math.inf,
         stall_s=math.inf,
-        line_filter=_labelled(rank, line_filter) if several else line_filter,
+        line_filter=(lambda line: f"{rank}: {line_filter(line)}") if several else line_filter,
         control=Control(),
         part=str(rank) if several else "",
     )
-
-
-def _inherited() -> dict[str, str]:
-    """This process's environment without what an outer job told it."""
-    ours = set(PLACEHOLDERS.values())
-    return {
-        name: value for name, value in os.environ.items() if name not in ours and not name.startswith(("SEATRIAL_URL_", "SEATRIAL_URLS_"))
-    }
-
-
-def _labelled(rank: int, line_filter: LineFilter) -> LineFilter:
-    return lambda line: f"{rank}: {line_filter(line)}"
 
 
 _UNIT_LOOK_S = 0.1
@@ -286,28 +265,27 @@ def put_aside(directory: JobDir, index: int) -> None:
         old.rename(old.with_name(f"{index}.before-local-{time.time_ns()}.json"))
 
 
+@dataclass(slots=True)
 class Unit:
     """One unit, to be run once, in any thread."""
 
-    def __init__(
-        self,
-        job: Job,
-        index: int,
-        directory: JobDir,
-        gpus: tuple[str, ...],
-        halt: Halt,
-        progress: Callable[[str], None],
-        line_filter: Callable[[], LineFilter],
-    ) -> None:
-        self._line_filter = line_filter
-        self._job, self._index, self._directory, self._gpus, self._halt = job, index, directory, gpus, halt
-        self._say: Callable[[str], None] = lambda text: progress(f"{job.name}[{index}]: {text}" if job.array else f"{job.name}: {text}")
-        self._stops_at = time.monotonic() + _MINUTE_S * job.minutes if job.minutes is not None else None
-        self._copies: tuple[Copy, ...] = ()
+    _job: Job
+    _index: int
+    _directory: JobDir
+    _gpus: tuple[str, ...]
+    _halt: Halt
+    _progress: Callable[[str], None]
+    _line_filter: Callable[[], LineFilter]
+    _stops_at: float | None = None
+    _copies: tuple[Copy, ...] = ()
+
+    def _say(self, text: str) -> None:
+        self._progress(f"{self._job.name}[{self._index}]: {text}" if self._job.array else f"{self._job.name}: {text}")
 
     def run(self) -> Result:
         """Run it to its end. The result is on disk before the services are asked to end."""
         started = time.time()
+        self._stops_at = time.monotonic() + _MINUTE_S * self._job.minutes if self._job.minutes is not None else None
         self._tidy()
         self._copies = prepare(self._job, self._index, self._directory, self._gpus, self._line_filter)
         with ThreadPoolExecutor(sum(map(len, self._copies)), f"{self._job.name}-{self._index}") as pool:
@@ -508,7 +486,6 @@ def _each(one: Callable[[int], Result], units: range, at_once: int, halt: Halt) 
 
 
 def _missing_inputs(batch: Batch, job: Job, directory: Path) -> End | None:
-    """The first job it comes after that is not done."""
     wanted = {after.job for after in job.after if after.when == "ok"}
     for earlier in batch.jobs:
         units = job_dir(directory, earlier).not_done(earlier.units()) if earlier.name in wanted else ()

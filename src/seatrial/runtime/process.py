@@ -4,6 +4,7 @@
   and on disk at once.
 - It ends by itself, at its deadline, after silence (no output and no change in the watched files), on an interrupt, or when its
   `Control`, held by another thread, says so. All descendants end with it.
+- A short command whose output is wanted is `runtime/command.py`'s.
 - A silent run is dumped with py-spy, if that is installed, before it is ended. A dump that fails is reported in the log, never raised.
 """
 
@@ -27,6 +28,7 @@ import psutil
 
 from seatrial.core.errors import BlockedError
 from seatrial.core.verdict import Boundary
+from seatrial.runtime.command import NoAnswerError, run_command
 from seatrial.runtime.interrupt import Interrupted, Interruptible, held, stop_requested
 from seatrial.runtime.process_tree import (
     MARKER,
@@ -90,7 +92,7 @@ class FileWatch:
         """Number of files, sum of sizes, newest modification time."""
         count = size = newest = 0
         for path in self._paths:
-            for found in _below(path):
+            for found in (path, *files_below(path)):
                 try:
                     state = found.stat()
                 except OSError:
@@ -99,8 +101,8 @@ class FileWatch:
         return count, size, newest
 
 
-def _below(path: Path) -> Iterator[Path]:
-    yield path
+def files_below(path: Path) -> Iterator[Path]:
+    """Every file of a directory, at any depth."""
     for directory, _, names in os.walk(path):
         for name in names:
             yield Path(directory) / name
@@ -119,16 +121,15 @@ def dump(processes: Iterable[psutil.Process]) -> str:
     pids = [process.pid for process in processes if _is_python(process)]
     if not pids:
         return "no stacks: the run has no Python process"
-    return "\n".join(_dump_one(tool, pid) for pid in pids[:_MOST])
-
-
-def _dump_one(tool: str, pid: int) -> str:
-    head = f"py-spy dump --pid {pid}"
-    try:
-        done = subprocess.run([tool, "dump", "--pid", str(pid)], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{head}: {error}"
-    return f"{head}\n{done.stdout}{done.stderr}".rstrip()
+    found = []
+    for pid in pids[:_MOST]:
+        head = f"py-spy dump --pid {pid}"
+        try:
+            done = run_command([tool, "dump", "--pid", str(pid)], _TIMEOUT_S)
+            found.append(f"{head}\n{done.out}{done.error}".rstrip())
+        except NoAnswerError as error:
+            found.append(f"{head}: {error}")
+    return "\n".join(found)
 
 
 def _is_python(process: psutil.Process) -> bool:
@@ -161,8 +162,8 @@ class LineLog:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab+", buffering=0)
-            if _is_torn(self._file.fileno()):
-                self._file.write(b"\n")
+            if (size := path.stat().st_size) and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
+                self._file.write(b"\n")  # a killed run left a line without its end
         except OSError as error:
             raise self._blocked(error) from error
 
@@ -181,8 +182,10 @@ class LineLog:
             self._write(complete)
         else:
             self._pending += tail
-        if len(self._pending) > _MAX_LINE:
-            self._spill()
+        if len(self._pending) > _MAX_LINE:  # an endless line: cut at a blank, so that the filter sees every word whole
+            cut = max(self._pending.rfind(b"\r"), self._pending.rfind(b" ")) + 1 or len(self._pending)
+            complete, self._pending = self._pending[:cut], self._pending[cut:]
+            self._write(complete)
 
     def note(self, text: str) -> None:
         """Write lines of Seatrial's own, marked as such, after what the child wrote so far."""
@@ -201,12 +204,6 @@ class LineLog:
         if self._pending:
             complete, self._pending = self._pending, bytearray()
             self._write(complete)
-
-    def _spill(self) -> None:
-        """Bound the memory for an endless line; cut at a blank, so that the filter sees every word whole."""
-        cut = max(self._pending.rfind(b"\r"), self._pending.rfind(b" ")) + 1 or len(self._pending)
-        complete, self._pending = self._pending[:cut], self._pending[cut:]
-        self._write(complete)
 
     def _write(self, complete: bytes | bytearray) -> None:
         lines = [self._filter(line) for line in complete.decode("utf-8", "backslashreplace").split("\n")]
@@ -227,12 +224,6 @@ class LineLog:
         )
 
 
-def _is_torn(handle: int) -> bool:
-    """Whether the file has content that does not end with a newline."""
-    size = os.fstat(handle).st_size
-    return size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-
-
 __all__ = ["CannotStart", "Control", "Interrupted", "Interruptible", "Outcome", "ProcessSpec", "Tick", "end_leftovers", "pid_file", "run"]
 
 Ended = Literal["exited", "deadline", "stalled", "interrupted"]
@@ -243,13 +234,9 @@ _CHUNK = 1 << 20
 _DRAIN_S = 5.0
 
 
-def _unchanged(line: str) -> str:
-    return line
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to run and how long to bear it."""
+    """Command, environment and time limits of a child process."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -264,7 +251,7 @@ class ProcessSpec:
     """Files and directories; a change of size or time, or a new file, is progress as much as output is."""
     grace_s: float = 10.0
     """Between SIGTERM and SIGKILL."""
-    line_filter: LineFilter = _unchanged
+    line_filter: LineFilter = str
     """Applied to every line before it is written (the redactor); must return one line."""
     control: Control | None = None
     """Who ends the run, instead of an interrupt of Seatrial."""

@@ -113,7 +113,6 @@ def started_at(pid: int, started: float) -> bool:
 
 
 def _parent(pid: int) -> int | None:
-    """The parent of a process; None when it has ended."""
     if _PROC:
         line = _read(pid, "stat")
         return int(line.rpartition(b")")[2].split()[1]) if line else None

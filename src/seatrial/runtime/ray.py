@@ -127,7 +127,6 @@ def _script(job: Job) -> Path:
 
 
 def _place(job: Job, path: str) -> str:
-    """A directory that is the same on this machine, on the nodes and in the container."""
     if not _PLAIN.fullmatch(path):
         raise UserError(f"job {job.name}: {path}: the launcher script cannot cope with a sign in this path", "use plain letters and digits")
     return path

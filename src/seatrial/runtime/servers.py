@@ -19,8 +19,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from email.message import Message
-from typing import IO, Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from pydantic import Field, StringConstraints, model_validator
@@ -315,7 +314,12 @@ def ask(target: Target, timeout_s: float = _REQUEST_S) -> tuple[bool, str]:
             return True, "took the connection"
         status, leads_to = _get(target.url, timeout_s)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return False, _in_words(error, timeout_s)
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(cause, ConnectionRefusedError):
+            return False, "refused the connection"
+        if isinstance(cause, TimeoutError):
+            return False, f"did not answer within {timeout_s:g} s"
+        return False, f"gave no answer: {cause or type(error).__name__}"
     answer = f"answered {status}"
     if leads_to and (_origin(leads_to) != _origin(target.url) or not target.foreign):
         return False, f"{answer}, a redirect to {_shown(leads_to)}"
@@ -323,17 +327,19 @@ def ask(target: Target, timeout_s: float = _REQUEST_S) -> tuple[bool, str]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> urllib.request.Request | None:
-        del req, fp, code, msg, headers, newurl
-        return None
+    def redirect_request(self, *_: object) -> None:
+        """A redirect is an answer, not followed."""
 
 
 def _get(url: str, timeout_s: float) -> tuple[int, str | None]:
     """The status of a GET, and where it leads to if it is a redirect."""
     handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-    if _is_loopback(urlsplit(url).hostname or ""):
+    host = urlsplit(url).hostname or ""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if loopback:
         handlers.append(urllib.request.ProxyHandler({}))
     try:
         with urllib.request.build_opener(*handlers).open(_bare(url), timeout=timeout_s) as answer:
@@ -342,13 +348,6 @@ def _get(url: str, timeout_s: float) -> tuple[int, str | None]:
         with error:
             where = error.headers.get("Location") if 300 <= error.code < 400 else None
             return error.code, urljoin(url, where) if where else None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _bare(url: str) -> str:
@@ -367,15 +366,6 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
-def _in_words(error: Exception, timeout_s: float) -> str:
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(cause, ConnectionRefusedError):
-        return "refused the connection"
-    if isinstance(cause, TimeoutError):
-        return f"did not answer within {timeout_s:g} s"
-    return f"gave no answer: {cause or type(error).__name__}"
-
-
 _HOST = "127.0.0.1"
 
 _given: deque[int] = deque(maxlen=1000)
@@ -386,16 +376,13 @@ _lock = threading.Lock()
 def free_port() -> int:
     """A port on 127.0.0.1 that nobody uses now."""
     with _lock:
-        while (port := _any_port()) in _given:
-            pass
-        _given.append(port)
-    return port
-
-
-def _any_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])
+        while True:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.bind((_HOST, 0))
+                port = int(probe.getsockname()[1])
+            if port not in _given:
+                _given.append(port)
+                return port
 
 
 def port_in_use(port: int) -> bool:

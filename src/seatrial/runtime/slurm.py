@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,8 +26,10 @@ from seatrial.core.guarded import BadValue, parse_count, parse_time, parse_whole
 from seatrial.core.jobs import Batch, Component, Job, Profile, bash_word, grouped, referred, shell_name
 from seatrial.core.records import replace
 from seatrial.core.verdict import Boundary
+from seatrial.runtime.command import Answer, NoAnswerError, run_command
 from seatrial.runtime.jobdir import Layout, NodeGroup, PlacedStep, job_dir, layout
 from seatrial.runtime.ray import launcher_call, ray_sub
+from seatrial.runtime.servers import foreign_target
 
 TIMEOUT_S = 60.0
 _STEERING = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_")
@@ -93,12 +94,12 @@ def require(tool: str) -> str:
 def sbatch(script: Path, options: Sequence[str], cluster: str, added: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
     """Submit a script, with variables added to the caller's; returns the id."""
     done = _call("sbatch", ["--parsable", *options, str(script)], cluster, added=added, cwd=cwd)
-    found = re.findall(r"^([0-9]+)(?:;.*)?$", done.stdout, re.M)  # a site's own sbatch may greet first
-    if done.returncode == 0 and found:
+    found = re.findall(r"^([0-9]+)(?:;.*)?$", done.out, re.M)  # a site's own sbatch may greet first
+    if done.code == 0 and found:
         return str(found[-1])
-    if done.returncode <= 0:
-        text = _text(done.stdout) or _text(done.stderr) or "nothing"
-        raise ControllerDown(f"sbatch: ended with {done.returncode} and gave no id, but said: {text}")
+    if done.code <= 0:
+        text = _text(done.out) or _text(done.error) or "nothing"
+        raise ControllerDown(f"sbatch: ended with {done.code} and gave no id, but said: {text}")
     raise _error("sbatch", done)
 
 
@@ -106,21 +107,21 @@ def check_script(script: str | Path, options: Sequence[str], cluster: str) -> st
     """Ask whether a script (its text, or its path) could be submitted; returns what Slurm says, such as when it would start."""
     words, text = ([str(script)], "") if isinstance(script, Path) else ([], script)
     done = _call("sbatch", ["--test-only", *options, *words], cluster, text)
-    if done.returncode:
+    if done.code:
         raise _error("sbatch", done)
-    return _text(done.stderr)
+    return _text(done.error)
 
 
 def squeue(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = ()) -> list[SlurmRow]:
     """Jobs that the controller knows, by id or else by name, each unit and each part in its own row."""
     chosen = ["-j", ",".join(ids)] if ids else ["-n", ",".join(names)]
     done = _call("squeue", ["-h", "-r", "-a", "-t", "all", *chosen, "-o", "%i|%T|%e|%r|%k|%j"], cluster)
-    if done.returncode and "Invalid job id" in done.stderr:
+    if done.code and "Invalid job id" in done.error:
         return []
-    if done.returncode:
-        raise ControllerDown(f"squeue: {_text(done.stderr)}")
+    if done.code:
+        raise ControllerDown(f"squeue: {_text(done.error)}")
     rows = []
-    for line in done.stdout.splitlines():
+    for line in done.out.splitlines():
         words = line.split("|", 5)
         if len(words) == 6:  # a site's own squeue may say more
             unit, state, ended, reason, comment, name = words
@@ -133,11 +134,11 @@ def sacct(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = (), sinc
     start = datetime.fromtimestamp(max(since, 0.0)).isoformat(timespec="seconds")
     chosen = ["-j", ",".join(ids)] if ids else ["--name", ",".join(names), "-S", start]
     done = _call("sacct", ["-a", "-X", "-n", "-P", "-D", *chosen, "-o", "JobID,State,Submit,End,JobName"], cluster)
-    if "accounting storage is disabled" in done.stderr:
+    if "accounting storage is disabled" in done.error:
         return None
-    if done.returncode:
-        raise ControllerDown(f"sacct: {_text(done.stderr)}")
-    lines = [words for line in done.stdout.splitlines() if len(words := line.split("|", 4)) == 5]
+    if done.code:
+        raise ControllerDown(f"sacct: {_text(done.error)}")
+    lines = [words for line in done.out.splitlines() if len(words := line.split("|", 4)) == 5]
     rows = []
     for unit, state, _, ended, name in sorted(lines, key=lambda words: words[2]):
         rows += _rows(unit, state.partition(" ")[0], "", name, "", ended)
@@ -147,15 +148,15 @@ def sacct(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = (), sinc
 def scancel(cluster: str, ids: Sequence[str]) -> None:
     """Cancel jobs; one that has ended already is no error."""
     done = _call("scancel", list(ids), cluster)
-    wrong = [line for line in done.stderr.splitlines() if "Invalid job id" not in line and "already" not in line]
-    if done.returncode and wrong:
+    wrong = [line for line in done.error.splitlines() if "Invalid job id" not in line and "already" not in line]
+    if done.code and wrong:
         raise _error("scancel", done)
 
 
 def setting(cluster: str, name: str) -> str:
     """A value of the cluster's configuration, such as MaxArraySize or ClusterName."""
     done = _call("scontrol", ["show", "config"], cluster)
-    found = re.search(rf"^{name}\s*=\s*(\S+)", done.stdout, re.M)
+    found = re.search(rf"^{name}\s*=\s*(\S+)", done.out, re.M)
     if found is None:
         raise _error("scontrol", done)
     return found[1]
@@ -184,35 +185,28 @@ def cluster_name(cluster: str) -> str:
 
 def _call(
     tool: str, words: list[str], cluster: str, stdin: str = "", added: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+) -> Answer:
     path = require(tool)
     if cluster and not Path(cluster).is_file():
         raise ControllerDown(f"SLURM_CONF={cluster}: no such file")  # Slurm's commands would try for a minute
+    kept = {key: value for key, value in os.environ.items() if key == "SLURM_CONF_SERVER" or not key.startswith(_STEERING)}
+    env = {**kept, **({"SLURM_CONF": cluster} if cluster else {}), **(_PLAIN if tool in ("squeue", "sacct") else {}), **(added or {})}
     try:
         # A session of its own: Ctrl-C must not end sbatch between the submission and the id.
-        return subprocess.run(
+        return run_command(
             [path, *words],
-            env={**_environment(tool, cluster), **(added or {})},
+            TIMEOUT_S,
             cwd=cwd,
-            input=stdin,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-            start_new_session=True,
+            env=env,
+            stdin=stdin.encode("utf-8", "replace"),
+            own_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        raise ControllerDown(f"{tool} did not answer within {TIMEOUT_S:.0f} s") from error
+    except NoAnswerError as error:
+        raise ControllerDown(f"{tool} did not answer within {TIMEOUT_S:.0f} s" if error.late else f"{tool}: {error}") from error
 
 
-def _environment(tool: str, cluster: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key == "SLURM_CONF_SERVER" or not key.startswith(_STEERING)}
-    return {**kept, **({"SLURM_CONF": cluster} if cluster else {}), **(_PLAIN if tool in ("squeue", "sacct") else {})}
-
-
-def _error(tool: str, done: subprocess.CompletedProcess[str]) -> BlockedError:
-    text = _text(done.stderr) or _text(done.stdout) or f"exit code {done.returncode}"
+def _error(tool: str, done: Answer) -> BlockedError:
+    text = _text(done.error) or _text(done.out) or f"exit code {done.code}"
     return ControllerDown(f"{tool}: {text}") if _NO_ANSWER.search(text) else SlurmRefused(f"{tool}: {text}")
 
 
@@ -228,7 +222,10 @@ def _rows(unit: str, state: str, reason: str, name: str, comment: str, ended: st
     if found is None:
         return []  # a step, or a line of another plugin
     job, single, several, part = found.groups()
-    moment = _moment(ended)
+    try:  # Slurm may know no time, or write one that does not exist
+        moment = parse_time(ended) if _TIME.fullmatch(ended) else None
+    except BadValue:
+        moment = None
     comment = "" if comment == "(null)" else comment
     indices: list[int | None] = [None]
     if single:
@@ -236,14 +233,6 @@ def _rows(unit: str, state: str, reason: str, name: str, comment: str, ended: st
     elif several:
         indices = list(_indices(several))
     return [SlurmRow(job, index, part or "", state, reason, name, comment, moment) for index in indices]
-
-
-def _moment(text: str) -> float | None:
-    """When a job ended; None where Slurm knows no time, or writes one that does not exist."""
-    try:
-        return parse_time(text) if _TIME.fullmatch(text) else None
-    except BadValue:
-        return None
 
 
 def _indices(text: str) -> list[int]:
@@ -315,6 +304,7 @@ def render(job: Job, profile: Profile, batch: Path, name: str, units: Mapping[st
         return launcher_call(ray_sub(job, profile, job_dir(batch, job).path, name))
     plan = layout(job, profile.gpus_per_node)
     directory = job_dir(batch, job)
+    checked = [after.job for after in job.after if after.when == "ok"]  # by the job itself, before it starts
     context = {
         "job": job,
         "version": seatrial.__version__,
@@ -326,11 +316,11 @@ def render(job: Job, profile: Profile, batch: Path, name: str, units: Mapping[st
         "components": [_component(item, job) for item in job.components],
         "prolog": profile.prolog,
         "setup": profile.setup,
-        "inputs": _inputs(job, batch, units or {}),
+        "inputs": [{"directory": str(job_dir(batch, name).path), "units": (units or {})[name]} for name in checked],
         "services": [_step(step, plan, profile, batch) for step in plan.steps if step.component.role == "service"],
         "client": next(_step(step, plan, profile, batch) for step in plan.steps if step.component.role == "client"),
         "grace_s": GRACE_S,
-        "servers": {key: _asked(url) for key, url in job.servers.items()},
+        "servers": {key: foreign_target(key, url, 0).url for key, url in job.servers.items()},
     }
     return _template().render(context)
 
@@ -358,7 +348,6 @@ def _template() -> Template:
 
 
 def _sentence(job: Job, plan: Layout) -> str:
-    """What the job is, for a person who opens the script."""
     services = [f"{item.replicas} x {item.name}" if item.replicas > 1 else item.name for item in job.services()]
     what = f"{', '.join(services)} and the client {job.client.name}" if services else f"the client {job.client.name}"
     nodes = sum(group.nodes for group in plan.groups)
@@ -367,11 +356,10 @@ def _sentence(job: Job, plan: Layout) -> str:
 
 
 def _directives(job: Job, profile: Profile, directory: Path, name: str, batch: Path) -> list[str]:
-    """Options of the whole job."""
     assert job.minutes is not None
-    log = str(directory / "logs" / ("slurm-%a.log" if job.array else "slurm.log")) if "%" not in str(directory) else ""
-    if not log:
+    if "%" in str(directory):
         raise UserError(f"{directory}: Slurm reads a % in a path as its own", "choose a batch directory without %")
+    log = str(directory / "logs" / ("slurm-%a.log" if job.array else "slurm.log"))
     lines = [f"--job-name={name}", f"--comment={comment(batch)}", f"--output={_quoted(log)}", "--open-mode=append"]
     lines.append(f"--time={job.minutes}")
     warning = job.warning_s(job.minutes)
@@ -398,7 +386,6 @@ def _quoted(path: str) -> str:
 
 
 def _group_options(group: NodeGroup, profile: Profile) -> list[str]:
-    """What one group of the allocation asks for."""
     lines = [f"--nodes={group.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={group.cpus}"]
     lines += [f"--gres={profile.gres}:{group.gpus}"] if group.gpus else []
     memory = group.memory_mb or profile.memory_mb
@@ -406,7 +393,6 @@ def _group_options(group: NodeGroup, profile: Profile) -> list[str]:
 
 
 def _component(item: Component, job: Job) -> dict[str, Any]:
-    """What the template needs of a component."""
     texts = (*item.command, *item.environment.values())
     every = tuple(other.name for other in job.services() if other.port) + tuple(job.servers)
     names = every if item.role == "client" else referred(texts)
@@ -422,19 +408,7 @@ def _component(item: Component, job: Job) -> dict[str, Any]:
     return {**dict(item), "urls": lines, "lines": grouped([bash_word(word) for word in item.command])}
 
 
-def _asked(url: str) -> str:
-    """What to ask a server that runs elsewhere: an OpenAI-compatible one lists its models."""
-    return url.rstrip("/") + "/models" if url.rstrip("/").endswith("/v1") else url
-
-
-def _inputs(job: Job, batch: Path, units: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Jobs whose units this one checks itself before it starts."""
-    wanted = [after.job for after in job.after if after.when == "ok"]
-    return [{"directory": str(job_dir(batch, name).path), "units": units[name]} for name in wanted]
-
-
 def _step(step: PlacedStep, plan: Layout, profile: Profile, batch: Path) -> dict[str, Any]:
-    """The srun line of one copy."""
     item = step.component
     options = [f"--het-group={step.group}"] if len(plan.groups) > 1 else []
     options += [f'--nodelist="$(nodes_of {step.group} {step.node} {item.nodes})"', f"--nodes={item.nodes}"]

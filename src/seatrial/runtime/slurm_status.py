@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import codecs
-import fcntl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from seatrial.core.jobs import Batch, Ending, Job, Result, Submission, UnitState
 from seatrial.core.verdict import ExitCode
 from seatrial.runtime import jobdir
 from seatrial.runtime import slurm as commands
+from seatrial.runtime.filelock import holder
 from seatrial.runtime.interrupt import check_stop
 from seatrial.runtime.jobdir import JobDir, job_dir
 from seatrial.runtime.slurm import ControllerDown, SlurmRow, comment
@@ -51,7 +51,7 @@ ENDED = {
 _BY_ITSELF = ("COMPLETED", "FAILED")
 """The script ended by itself, so a result is to be expected."""
 _NEVER = "DependencyNeverSatisfied"
-_NOTHING = ("None", "", "NonZeroExitCode")
+_NOTHING = ("", "NonZeroExitCode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,13 @@ def judge_unit(known: UnitFacts, now: float) -> UnitStatus:
     if is_done(known):
         return _status(known, UnitState.DONE, known.rows[0].state if known.rows else "", "")
     row = _decisive(known.rows)
+    if row is not None and row.reason == "None":
+        row = replace(row, reason="")
     if row is not None and row.state in _WAITING:
         never = f"{row.reason}: a job that it comes after did not end well; cancel it, then resubmit"
-        return _status(known, UnitState.WAITING, row.state, never if row.reason == _NEVER else _reason(row))
+        return _status(known, UnitState.WAITING, row.state, never if row.reason == _NEVER else row.reason)
     if row is not None and row.state not in ENDED:
-        return _status(known, UnitState.RUNNING, row.state, _reason(row))
+        return _status(known, UnitState.RUNNING, row.state, row.reason)
     if known.silent and row is None:
         return _status(known, UnitState.UNKNOWN, "", known.silent)
     if is_current(known):
@@ -156,10 +158,6 @@ def _contradiction(known: UnitFacts, result: Result) -> str:
     return ""
 
 
-def _reason(row: SlurmRow) -> str:
-    return "" if row.reason == "None" else row.reason
-
-
 def _status(known: UnitFacts, state: UnitState, scheduler: str, reason: str) -> UnitStatus:
     slurm = f"{known.slurm}_{known.index}" if known.slurm and known.array else known.slurm
     result = known.result if isinstance(known.result, Result) else None
@@ -198,8 +196,6 @@ class Snapshot:
 
 @dataclass(slots=True)
 class _Tracked:
-    """One job in one poll."""
-
     batch: Path
     job: Job
     submission: Submission | None
@@ -213,7 +209,9 @@ class _Tracked:
         """What is known of one unit."""
         base = UnitFacts(self.job.name, index, result=self.results.get(index), array=self.job.array is not None, note=self.note)
         if self.submission is None:
-            return replace(base, since=time.time() if is_busy(self.batch) else _modified(self.batch / jobdir.BATCH), note="never submitted")
+            made = self.batch / jobdir.BATCH
+            since = time.time() if is_busy(self.batch) else made.stat().st_mtime if made.exists() else 0.0
+            return replace(base, since=since, note="never submitted")
         if index not in self.submission.units:
             return replace(base, note="not part of the last submission")
         rows = self.rows.get(index, ())
@@ -374,18 +372,7 @@ def _selection(items: Sequence[_Tracked]) -> dict[str, list[str]]:
 
 def is_busy(directory: Path) -> bool:
     """Whether a seatrial submits from this directory, or runs its jobs on this machine."""
-    try:
-        with (directory / LOCK).open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
+    return holder(directory / LOCK) is not None
 
 
 def redact_logs(snapshot: Snapshot, clear: Callable[[Path], None], tell: Callable[[str], None]) -> None:

@@ -148,7 +148,6 @@ def _hand_over_one(directory: Path, job: Job, profile: Profile, item: Submission
 
 
 def _launcher(job: Job, profile: Profile, directory: Path, name: str) -> RaySub | None:
-    """How the loop's own launcher is called, for a job that has one."""
     return ray_sub(resolve(job, profile), profile, job_dir(directory, job).path, name) if job.launcher else None
 
 
@@ -188,7 +187,6 @@ def _refuse_used(batch: Batch, directory: Path) -> None:
 
 
 def _names(batch: Batch) -> dict[str, str]:
-    """Names that no other Slurm job has."""
     return {job.name: f"seatrial-{job.name}-{secrets.token_hex(4)}" for job in batch.jobs}
 
 

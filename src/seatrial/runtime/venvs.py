@@ -1,7 +1,7 @@
 """Builds one venv from a lock file, and reads back what is in it.
 
 - A lock file holds the exact packages of an environment as pip requirements. Header comments `# key: value` stand before the first pin.
-- A venv holds what its lock pins and nothing else, not even pip: pip runs from outside (`pip --python`).
+- A venv holds what its lock pins and nothing else, not even pip: uv (where it is installed) or pip runs from outside.
 - An environment is a full freeze and is installed without resolving; a layer is resolved, so that a package that needs more on this
   machine (torch with CUDA) gets it.
 """
@@ -9,18 +9,18 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +28,9 @@ from seatrial.core import files
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.guarded import BadValue, parse_json, parse_step
 from seatrial.core.verdict import Boundary
+from seatrial.runtime.command import NoAnswerError, run_command
 from seatrial.runtime.interrupt import check_stop
-from seatrial.runtime.process import STAMP_LENGTH, LineFilter, ProcessSpec, Tick, run
+from seatrial.runtime.process import STAMP_LENGTH, CannotStart, LineFilter, ProcessSpec, Tick, run
 
 LAYERS = Path(__file__).parent / "layers"
 
@@ -122,21 +123,19 @@ def _read(path: Path, layers: Path, python: str | None) -> Lock:
         raise UserError(f"{path}: the layer is for Python {wanted}, the environment for {python}", "use a layer for that Python version")
     if python is not None and "layer" in header:
         raise UserError(f"{path}: a layer cannot have a layer", "remove the line # layer:")
-    layer = _layer(path, header["layer"], layers, wanted) if "layer" in header else None
+    layer = None
+    if "layer" in header:
+        target = layers / f"{header['layer']}.lock"
+        if not target.is_file():
+            known = ", ".join(sorted(found.stem for found in layers.glob("*.lock"))) or "none"
+            raise UserError(f"{path}: there is no layer {header['layer']}", f"name one of: {known}")
+        layer = _read(target, layers, wanted)
     twice = sorted(pins.keys() & layer.pins.keys()) if layer else []
     if twice:
         raise UserError(
             f"{path}: pinned here and in the layer {header['layer']}: {', '.join(twice)}", "remove the pins from one of the two"
         )
     return Lock(path, wanted, pins, int(header.get("disk-mb", "0")), layer, "requires-python" in header)
-
-
-def _layer(path: Path, name: str, layers: Path, python: str) -> Lock:
-    target = layers / f"{name}.lock"
-    if not target.is_file():
-        known = ", ".join(sorted(found.stem for found in layers.glob("*.lock"))) or "none"
-        raise UserError(f"{path}: there is no layer {name}", f"name one of: {known}")
-    return _read(target, layers, python)
 
 
 def _take_header(header: dict[str, str], text: str, where: str) -> None:
@@ -164,6 +163,7 @@ def _take_pin(pins: dict[str, str], text: str, where: str) -> None:
 
 
 BUILD_LOG = "build.log"
+_ANSWER_S = 120.0
 
 _NOT_PASSED_ON = (
     "PYTHONPATH",
@@ -178,6 +178,23 @@ _NOT_PASSED_ON = (
     "PIP_PYTHON",
     "PIP_DRY_RUN",
 )
+_PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
+_UV_OPTIONS = ("--no-progress", "--compile-bytecode", "--index-strategy", "unsafe-best-match")
+"""As pip: all indexes are equal, and modules are compiled at once."""
+_UV_NAMES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+}
+"""uv's names of pip's settings."""
+_UV_KEPT = (
+    *("UV_CACHE_DIR", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_OFFLINE", "UV_NETRC"),
+    *("UV_HTTP", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_INSECURE_HOST", "UV_KEYRING", "UV_CONCURRENT", "UV_LINK_MODE", "UV_PYTHON_"),
+)
+"""Beginnings of the variables of uv that say where from and how fast, not what."""
 _INSTALLED = """
 import importlib.metadata, json, platform
 found = [(d.metadata["Name"], d.version, str(d.locate_file(""))) for d in importlib.metadata.distributions()]
@@ -193,6 +210,10 @@ class Installed:
     packages: Mapping[str, tuple[str, ...]]
     """All versions found, by normalised name: more than one means a torn installation."""
 
+    def first_versions(self) -> dict[str, str]:
+        """The version of each package that an import finds."""
+        return {name: versions[0] for name, versions in sorted(self.packages.items())}
+
     def differences(self, pins: Mapping[str, str]) -> list[str]:
         """How this differs from `pins`, one sentence each."""
         found = []
@@ -205,97 +226,94 @@ class Installed:
         return found
 
 
+class StepFailed(Exception):
+    """A step of a build failed; says which and why."""
+
+    def __init__(self, message: str, *, started: bool = True) -> None:
+        super().__init__(message)
+        self.started = started
+        """Whether its program ran at all."""
+
+
 @dataclass(frozen=True, slots=True)
-class Build:
-    """One build under way: where, from what, and whom to tell."""
+class VenvBuilder:
+    """Makes a venv and installs into it, with one log and one deadline: with uv where there is one, otherwise with pip."""
 
     name: str
-    """Of the environment or layer that is made."""
-    asked: str
-    """The environment that was asked for; the same as `name` unless this is its layer."""
-    directory: Path
-    lock: Lock
-    progress: Callable[[str], None]
+    log: Path
     stops: float
     """`time.monotonic()` at which the build is given up."""
+    progress: Callable[[str], None]
     line_filter: LineFilter = str
     """What the lines of its log go through."""
 
-    def make(self, layer: Path | None, resolve: bool) -> Installed:
-        """Make the venv in the empty `directory` and return what is in it, checked against the lock."""
-        python = find_python(self.lock.python)
-        self._step("creating", (python, "-m", "venv", "--without-pip", str(self.directory)))
-        if layer is not None:
-            files.write_text(
-                site_packages(self.directory, self.lock.python) / "seatrial-layer.pth", f"{site_packages(layer, self.lock.python)}\n"
-            )
-        inside = interpreter(self.directory)
-        if self.lock.pins:
-            options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-            options += [] if resolve else ["--no-deps"]
-            options += ["--ignore-requires-python"] if self.lock.any_python else []
-            argv = (python_with_pip(python), "-m", "pip", "--python", str(inside), "install", *options, "-r", str(self.lock.path))
-            self._step(f"installing {len(self.lock.pins)} packages", argv)
-        installed = read_installed(inside)
-        differences = installed.differences(self.lock.all_pins())
-        if differences:
-            raise self._blocked(f"pip succeeded, but {'; '.join(differences)}")
-        return installed
+    def step(self, what: str, argv: tuple[str, ...], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+        """Run one step and pass its lines on; a StepFailed when it fails."""
+        self.progress(f"{self.name}: {what}")
+        last = ""
 
-    def _step(self, what: str, argv: tuple[str, ...]) -> None:
-        log = self.directory / BUILD_LOG
+        def tell(tick: Tick) -> None:
+            nonlocal last
+            if tick.last_line != last and not tick.last_line.startswith("WARNING: "):
+                last = tick.last_line
+                self.progress(f"{self.name}: {textwrap.shorten(last, 120, placeholder=' …')}")
 
-        failure = follow(
-            argv,
-            self.name,
-            what,
-            log=log,
-            cwd=self.directory,
-            env=clean_env(),
-            stops=self.stops,
-            progress=self.progress,
+        left = max(0.0, self.stops - time.monotonic())
+        run_id = f"build-{self.log.parent.name}-{uuid.uuid4().hex[:12]}"
+        spec = ProcessSpec(
+            argv=argv, env=env or clean_env(), cwd=cwd or self.log.parent, log=self.log, run_id=run_id, deadline_s=left, stall_s=left,
             line_filter=self.line_filter,
-        )
-        if failure:
-            raise self._blocked(failure)
+        )  # fmt: skip
+        try:
+            outcome = run(spec, tell)
+        except CannotStart as error:
+            raise StepFailed(f"{what} failed: {error.message}", started=False) from error
+        if outcome.ended == "interrupted":
+            check_stop()
+        if outcome.ended != "exited":
+            raise StepFailed(f"{what} took too long and was ended")
+        if outcome.exit_code != 0:
+            lines = [text for line in files.read_text(self.log).splitlines() if (text := line[STAMP_LENGTH:].strip())]
+            errors = [line for line in lines if line.lower().startswith("error")]
+            raise StepFailed(f"{what} failed: {(errors or lines or ['no output'])[-1]}")
 
-    def _blocked(self, message: str) -> BlockedError:
-        log = self.directory / BUILD_LOG
-        fix = f"read {log}, remove the cause (network, package index, disk), then: seatrial env build {self.asked}"
-        return BlockedError(Boundary.ENVIRONMENT, f"building {self.name}: {message} (log: {log})", fix)
+    def create(self, python: str, venv: Path) -> None:
+        """An empty venv. Not by uv, which puts modules of its own into it."""
+        self.step("creating", (python, "-m", "venv", "--without-pip", str(venv)))
+
+    def install(self, what: str, python: str, venv: Path, requirements: Path, *options: str, pip_only: Sequence[str] = ()) -> None:
+        """Install what a requirements file names, with `options` that uv and pip share. Where uv fails pip tries, and its word counts."""
+        last = (*options, "-r", str(requirements))
+        uv = None if pip_only else find_uv()
+        if uv is not None:
+            argv = (uv, "pip", "install", "--python", str(interpreter(venv)), *_UV_OPTIONS, *last)
+            try:
+                self.step(f"{what} with uv", argv, env=uv_env(python))
+            except StepFailed as error:
+                self.progress(f"{self.name}: {error}; pip tries")
+            else:
+                # Without resolving uv installs also what is for another Python, which pip refuses.
+                told = _output([uv, "pip", "check", "--python", str(interpreter(venv))]) if "--no-deps" in options else ""
+                if wrong := [line for line in told.splitlines() if "requires Python" in line]:
+                    raise StepFailed(wrong[0])
+                return
+        argv = (python_with_pip(python), "-m", "pip", "--python", str(interpreter(venv)), "install", *_PIP_OPTIONS, *pip_only, *last)
+        self.step(what, argv)
 
 
-def follow(
-    argv: tuple[str, ...],
-    name: str,
-    what: str,
-    *,
-    log: Path,
-    cwd: Path,
-    env: Mapping[str, str],
-    stops: float,
-    progress: Callable[[str], None],
-    line_filter: LineFilter = str,
-) -> str:
-    """Run one step of the build `name` until `stops` (`time.monotonic()`) and pass its lines on; why it failed, or an empty string."""
-    progress(f"{name}: {what}")
-    last = ""
-
-    def tell(tick: Tick) -> None:
-        nonlocal last
-        if tick.last_line != last and not tick.last_line.startswith("WARNING: "):
-            last = tick.last_line
-            progress(f"{name}: {textwrap.shorten(last, 120, placeholder=' …')}")
-
-    left = max(0.0, stops - time.monotonic())
-    run_id = f"build-{log.parent.name}-{uuid.uuid4().hex[:12]}"
-    spec = ProcessSpec(argv=argv, env=env, cwd=cwd, log=log, run_id=run_id, deadline_s=left, stall_s=left, line_filter=line_filter)
-    outcome = run(spec, tell)
-    if outcome.ended == "interrupted":
-        check_stop()
-    if outcome.ended != "exited":
-        return f"{what} took too long and was ended"
-    return f"{what} failed: {_last_error(log)}" if outcome.exit_code != 0 else ""
+def make_venv(builder: VenvBuilder, directory: Path, lock: Lock, layer: Path | None, resolve: bool) -> Installed:
+    """Make the venv of a lock in the empty `directory` and return what is in it, checked against the lock."""
+    python = find_python(lock.python)
+    builder.create(python, directory)
+    if layer is not None:
+        files.write_text(site_packages(directory, lock.python) / "seatrial-layer.pth", f"{site_packages(layer, lock.python)}\n")
+    if lock.pins:
+        shared, pip_only = () if resolve else ("--no-deps",), ("--ignore-requires-python",) if lock.any_python else ()
+        builder.install(f"installing {len(lock.pins)} packages", python, directory, lock.path, *shared, pip_only=pip_only)
+    installed = read_installed(interpreter(directory))
+    if differences := installed.differences(lock.all_pins()):
+        raise StepFailed(f"the installer succeeded, but {'; '.join(differences)}")
+    return installed
 
 
 def interpreter(directory: Path) -> Path:
@@ -313,17 +331,12 @@ def find_python(version: str) -> str:
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
     # A version manager's stand-in exists for every version and works for the activated ones only: try it, then ask for the real one.
-    for found in (shutil.which(f"python{version}"), _of_pyenv(version)):
+    prefix = _output(["pyenv", "prefix", version]).strip() if shutil.which("pyenv") else ""
+    for found in (shutil.which(f"python{version}"), f"{prefix}/bin/python{version}" if prefix.startswith("/") else None):
         if found and _output([found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip() == version:
             return found
     fix = f"install Python {version} with its venv module, so that python{version} is on PATH"
     raise BlockedError(Boundary.ENVIRONMENT, f"no working python{version} on PATH, and Seatrial runs on another version", fix)
-
-
-def _of_pyenv(version: str) -> str | None:
-    """The newest `major.minor` that pyenv has, activated or not."""
-    prefix = _output(["pyenv", "prefix", version]).strip() if shutil.which("pyenv") else ""
-    return f"{prefix}/bin/python{version}" if prefix.startswith("/") else None
 
 
 def read_installed(python: Path) -> Installed:
@@ -355,14 +368,10 @@ def _last_line(text: str) -> str:
 def _output(argv: list[str]) -> str:
     """What a short command prints; what it complains about when it fails."""
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=120, env=clean_env(), stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired as error:
-        return f"it did not answer within {error.timeout:g} s"
-    except OSError as error:
-        return str(error)
-    return done.stdout if done.returncode == 0 else done.stderr
+        done = run_command(argv, _ANSWER_S, env=clean_env())
+    except NoAnswerError as error:
+        return f"it did not answer within {_ANSWER_S:g} s" if error.late else str(error)
+    return done.out if done.code == 0 else done.error
 
 
 def python_with_pip(python: str) -> str:
@@ -374,14 +383,40 @@ def python_with_pip(python: str) -> str:
     raise BlockedError(Boundary.ENVIRONMENT, f"neither {sys.executable} nor {python} has pip", f"{sys.executable} -m ensurepip")
 
 
+def find_uv() -> str | None:
+    """Where uv is: on PATH, or beside this interpreter; None when it is not installed."""
+    if found := shutil.which("uv"):
+        return found
+    if importlib.util.find_spec("uv") is None:
+        return None
+    try:
+        return str(importlib.import_module("uv").find_uv_bin())
+    except (ImportError, AttributeError, OSError):
+        return None
+
+
+def uv_env(python: str | None = None) -> dict[str, str]:
+    """The environment for uv: its variables that say where from, and what pip's settings say of that where `python` is named."""
+    passed = {name: value for name, value in clean_env().items() if not name.startswith("UV_") or name.startswith(_UV_KEPT)}
+    passed.pop("VIRTUAL_ENV", None)
+    if python is None:
+        return passed
+    found: dict[str, str] = {}
+    lines = _output([python_with_pip(python), "-m", "pip", "config", "list"]).splitlines()
+    # Sections as pip ranks them: variables win.
+    for section in ("global.", "install.", ":env:."):
+        for line in lines:
+            key, _, value = line.removeprefix(section).partition("=")
+            if line.startswith(section) and key in _UV_NAMES:
+                found[key] = " ".join(value.strip("'\"").replace("\\n", " ").split())
+    if found.get("no-index", "").lower() in ("0", "false", "no", "off"):
+        del found["no-index"]
+    if "find-links" in found:
+        found["find-links"] = found["find-links"].replace(" ", ",")
+    # Copies: a file that a run changes in one environment must not change in another.
+    return {"UV_LINK_MODE": "copy", **{_UV_NAMES[key]: value for key, value in found.items()}, **passed}
+
+
 def clean_env() -> dict[str, str]:
     """The caller's environment without what would change what is installed."""
     return {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
-
-
-def _last_error(log: Path) -> str:
-    """The last line that pip marked as an error, or the last line at all."""
-    lines = [line[STAMP_LENGTH:].strip() for line in files.read_text(log).splitlines()]
-    lines = [line for line in lines if line]
-    errors = [line for line in lines if line.lower().startswith("error")]
-    return (errors or lines or ["no output"])[-1]

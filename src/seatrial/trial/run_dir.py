@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from seatrial.core.files import read_json, read_model, read_text, write_json
 from seatrial.core.guarded import open_file, parse_json
 from seatrial.core.records import Alteration, FileDigest, LevelResult, PlannedLevel, SideResult, Trial, replace
 from seatrial.core.verdict import Verdict
+from seatrial.runtime.filelock import HeldError, hold
 
 IGNORE = b"*\n"
 
@@ -80,24 +80,15 @@ def make(path: Path) -> Path:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the directory for this process; a second trial in it is refused with the process that has it."""
-    try:
-        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write there: {error.strerror or error}", "make the directory writable") from error
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(handle, 64).decode(errors="replace").strip()
-            raise UserError(
-                f"{path}: another seatrial (process {holder or 'unknown'}) works in this directory",
-                "wait for it, or name another with --out",
-            ) from error
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
+            stack.enter_context(hold(path / ".lock", f"{os.getpid()}\n"))
+        except HeldError as held:
+            message = f"{path}: another seatrial (process {held.holder or 'unknown'}) works in this directory"
+            raise UserError(message, "wait for it, or name another with --out") from held
+        except OSError as error:
+            raise UserError(f"{path}: cannot write there: {error.strerror or error}", "make the directory writable") from error
         yield
-    finally:
-        os.close(handle)
 
 
 def load(path: Path) -> Trial:

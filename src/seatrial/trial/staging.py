@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from seatrial.core.loop import Loop, Phase
 from seatrial.core.records import EnvironmentRecord, Finding
 from seatrial.core.verdict import Boundary
 from seatrial.evidence.redact import Redactor
+from seatrial.runtime.command import NoAnswerError, run_command
 from seatrial.runtime.environments import Environments
 from seatrial.trial.preflight import require_room_for_instruments
 
@@ -227,10 +227,10 @@ def gpu_names() -> tuple[str, ...]:
     """The GPUs of this machine by name; none where the driver is absent or does not answer."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        done = run_command(command, TIMEOUT_SECONDS)
+    except NoAnswerError:
         return ()
-    return tuple(row.strip() for row in done.stdout.splitlines() if row.strip()) if done.returncode == 0 else ()
+    return tuple(row.strip() for row in done.out.splitlines() if row.strip()) if done.code == 0 else ()
 
 
 def _ask_interpreter(python: Path) -> dict[str, Any]:
@@ -238,19 +238,18 @@ def _ask_interpreter(python: Path) -> dict[str, Any]:
     try:
         # -E without -s: packages of the user's site directory are importable in the loop, so they belong to the record.
         command = [str(python), "-E", "-B", "-c", _SNIPPET]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise _blocked(python, f"does not answer within {TIMEOUT_SECONDS:.0f} s") from error
-    except OSError as error:
-        raise _blocked(python, f"cannot be run: {error.strerror or error}") from error
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise _blocked(python, f"cannot list its packages (exit code {done.returncode}): {last}")
+        done = run_command(command, TIMEOUT_SECONDS)
+    except NoAnswerError as error:
+        raise _blocked(
+            python, f"does not answer within {TIMEOUT_SECONDS:.0f} s" if error.late else f"cannot be run: {error.why}"
+        ) from error
+    if done.code != 0:
+        raise _blocked(python, f"cannot list its packages (exit code {done.code}): {done.last_words}")
     try:
-        answer = parse_json(done.stdout.splitlines()[-1])
+        answer = parse_json(done.out.splitlines()[-1])
         strings = [answer["version"], answer["platform"], *answer["packages"], *answer["packages"].values()]
     except (IndexError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _blocked(python, f"is not a Python interpreter: it printed {done.stdout[:80]!r}") from error
+        raise _blocked(python, f"is not a Python interpreter: it printed {done.out[:80]!r}") from error
     if not all(isinstance(entry, str) for entry in strings):
         raise _blocked(python, "listed packages without a name or version")
     result: dict[str, Any] = answer

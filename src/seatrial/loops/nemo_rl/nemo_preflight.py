@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from seatrial.core.verdict import Boundary
 from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import Failed
 from seatrial.loops.base_loop import OVERRIDE_FORM, Sizes, int_option, is_override, override_key
-from seatrial.loops.host_findings import NoAnswerError, ask, gpus_here, run_child
+from seatrial.loops.host_findings import ask, gpus_here
 from seatrial.loops.model_files import KINDS, ModelUse, cache_room, config_is_kind, hub_cache, hub_snapshot
 from seatrial.loops.model_files import model_findings as file_findings
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_runs, script_reader
@@ -44,6 +43,7 @@ from seatrial.loops.nemo_rl.nemo_checkout import (
 )
 from seatrial.loops.nemo_rl.nemo_runs import DEFAULT_MODEL, ScriptCall, available, gpus, offered, variants
 from seatrial.loops.nemo_rl.script_dry_run import RecordedScript, ScriptError, Training, record_script
+from seatrial.runtime.command import NoAnswerError, run_command
 
 PYTHON_SECONDS = 30
 GUARD = "NRL_IGNORE_TP_ACCURACY_CHECK"
@@ -70,11 +70,11 @@ def python_finding(context: Context, checkout: Path) -> Finding | tuple[()]:
         return ()
     wanted = _requires(checkout)
     try:
-        done = run_child([str(context.python), "-I", "-c", _ASK], checkout, os.environ, PYTHON_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run_command([context.python, "-I", "-c", _ASK], PYTHON_SECONDS, cwd=checkout, own_session=True)
+    except NoAnswerError as error:
         return Finding(name="Python", ok=False, message=f"{context.python}: {error}", fix=sync_command(checkout))
-    version = done.stdout.strip()
-    if done.returncode or not all(_within(version, sign, bound) for sign, bound in _BOUND.findall(wanted)):
+    version = done.out.strip()
+    if done.code or not all(_within(version, sign, bound) for sign, bound in _BOUND.findall(wanted)):
         message = f"{context.python} is Python {version or '(unknown)'}, and this checkout requires {wanted}"
         return Finding(name="Python", ok=False, message=message, fix=sync_command(checkout))
     return Finding(name="Python", ok=True, message=f"{context.python}: Python {version}")

@@ -12,7 +12,6 @@ import re
 import secrets
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +23,10 @@ from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_json, real_path
 from seatrial.core.loop import Context
 from seatrial.core.specs import Level
-from seatrial.loops.host_findings import run_child
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_runs
 from seatrial.loops.nemo_rl.nemo_outputs import RESULTS
 from seatrial.loops.nemo_rl.nemo_runs import ScriptCall, variants
+from seatrial.runtime.command import NoAnswerError, run_command
 
 WORKPLACES = "3rdparty"
 DEPTH = 3
@@ -220,7 +219,7 @@ def record_script(script: Path, checkout: Path, words: Sequence[str], environmen
             stage.build()
             before = stage.written()
             ended, said = _run(stage, words)
-        except OSError as error:
+        except (OSError, NoAnswerError) as error:
             raise ScriptError(f"{script}: {error}") from error
         try:
             rows = stage.rows()
@@ -237,10 +236,12 @@ def record_script(script: Path, checkout: Path, words: Sequence[str], environmen
 def _run(stage: ShadowCheckout, words: Sequence[str]) -> tuple[int, str]:
     """The exit code, and what was said on the error stream; what was recorded before a deadline counts."""
     try:
-        done = run_child(["bash", str(stage.script), *words], stage.root, stage.environment(), SCRIPT_SECONDS)
-    except subprocess.TimeoutExpired:
+        done = run_command(["bash", stage.script, *words], SCRIPT_SECONDS, cwd=stage.root, env=stage.environment(), own_session=True)
+    except NoAnswerError as error:
+        if not error.late:
+            raise
         return 124, f"no end within {SCRIPT_SECONDS} s"
-    return done.returncode, stage.real(done.stderr)
+    return done.code, stage.real(done.error)
 
 
 def _assertions(argv: Sequence[str]) -> Iterator[str]:

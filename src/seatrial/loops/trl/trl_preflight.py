@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from seatrial.core.loop import Context
 from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
 from seatrial.loops import VLLM_CPU
+from seatrial.runtime.command import NoAnswerError, run_command
 
 EVERY = "every level"
 REUSE = "refits and rewards are counted per step, and a resume begins with a generation"
@@ -101,10 +101,9 @@ def has_vllm(python: Path) -> bool:
     """Whether an interpreter can import vLLM, without importing it."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     try:
-        done = subprocess.run([python, "-c", _ASK], env={**kept, "PYTHONSAFEPATH": "1"}, capture_output=True, timeout=SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        return run_command([python, "-c", _ASK], SECONDS, env={**kept, "PYTHONSAFEPATH": "1"}).code == 0
+    except NoAnswerError:
         return False
-    return done.returncode == 0
 
 
 def vllm_findings(context: Context) -> tuple[Finding, ...]:

@@ -6,7 +6,6 @@ Each phase is one call of `instruments/verl/train.py`, which starts verl's own `
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,11 +22,11 @@ from seatrial.core.verdict import Boundary
 from seatrial.instruments.verl.import_check import MARK
 from seatrial.instruments.verl.verl_process import PARTS, RECORD_VARIABLE
 from seatrial.loops.base_loop import int_option, is_override
-from seatrial.loops.host_findings import run_child
 from seatrial.loops.model_files import ModelUse, model_findings
 from seatrial.loops.verl.cpu_proofs import CONTROL_STEPS, prove
 from seatrial.loops.verl.cpu_settings import GRPO, GRPO_LOSS, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, RECORDED, SETTINGS
 from seatrial.loops.verl.verl_checkout import import_path, witness_variables
+from seatrial.runtime.command import NoAnswerError, run_command
 
 INSTRUMENTS = Path(__file__).parents[2] / "instruments"
 IMPORT_CHECK = "seatrial.instruments.verl.import_check"
@@ -52,13 +51,12 @@ def import_findings(context: Context, strategy: str, shim: str) -> tuple[Finding
     try:
         with tempfile.TemporaryDirectory(prefix="seatrial-imports-") as folder:
             path = os.pathsep.join((*_roots(context), str(_staged(Path(folder)))))
-            done = run_child(argv, Path(folder), {**kept, **own, **offline, "PYTHONPATH": path}, SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
+            done = run_command(argv, SECONDS, cwd=Path(folder), env={**kept, **own, **offline, "PYTHONPATH": path}, own_session=True)
+    except NoAnswerError as error:
         return (_import_finding(f"{names}: not tried, the level will show it: {error}"),)
-    answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or not answers:
-        last = (done.stderr.strip() or "(nothing said)").rsplit("\n", 1)[-1]
-        return (_import_finding(f"{names}: the import ends with {last[:300]}; the level will judge it"),)
+    answers = [line.removeprefix(MARK) for line in done.out.splitlines() if line.startswith(MARK)]
+    if done.code or not answers:
+        return (_import_finding(f"{names}: the import ends with {done.last_words[:300]}; the level will judge it"),)
     try:
         answer: dict[str, str] = parse_json(answers[-1])
     except BadValue as error:

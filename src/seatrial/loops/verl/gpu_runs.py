@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,11 +17,11 @@ from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.loops import model_files
 from seatrial.loops.base_loop import KEYS, Sizes, choice_option, int_option
-from seatrial.loops.host_findings import run_child
 from seatrial.loops.model_files import KINDS, ModelUse, cache_room, hub_snapshot
 from seatrial.loops.model_files import model_findings as file_findings
 from seatrial.loops.verl import verl_checkout
 from seatrial.loops.verl.verl_checkout import WRAPPER, checkout_of, engine, extras, launcher
+from seatrial.runtime.command import NoAnswerError, run_command
 
 GPUS = 8
 ROLES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
@@ -206,10 +205,10 @@ def _too_few(file: str, context: Context) -> str | None:
     given = [word.partition("=")[2] for word in context.arguments if word.lstrip("+").startswith(f"{BATCH}=")]
     least = parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else BATCH_ROWS
     try:
-        done = run_child([str(context.python), "-I", "-c", COUNT_ROWS, file], Path(file).parent, os.environ, COUNT_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
+        done = run_command([context.python, "-I", "-c", COUNT_ROWS, file], COUNT_SECONDS, cwd=Path(file).parent, own_session=True)
+    except NoAnswerError:
         return None
-    rows = least if done.returncode else parse_step(done.stdout.strip())
+    rows = least if done.code else parse_step(done.out.strip())
     if rows is None:
         return None
     return f"has {rows} rows, fewer than one batch of {least}" if rows < least else None

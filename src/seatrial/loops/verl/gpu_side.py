@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,11 +29,12 @@ from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.loops.base_loop import OVERRIDE_FORM, int_option, is_override
 from seatrial.loops.console_lines import read_lines
-from seatrial.loops.host_findings import NoAnswerError, ask, gpus_here, run_child
+from seatrial.loops.host_findings import ask, gpus_here
 from seatrial.loops.verl import gpu_runs, verl_checkout
 from seatrial.loops.verl.gpu_runs import GPUS, LEARNING_STEPS, Variant, gpus, phases, training, variants
 from seatrial.loops.verl.verl_checkout import CONFIG, import_path, interpreter
 from seatrial.loops.verl.verl_log import in_force, skipped_steps
+from seatrial.runtime.command import NoAnswerError, run_command
 
 SCRIPT_SECONDS = 60
 COMPOSE_SECONDS = 300
@@ -91,8 +91,9 @@ def record_script(script: Path, checkout: Path, arguments: Sequence[str], enviro
             (place / name).chmod(0o755)
         path = os.pathsep.join((folder, environment.get("PATH") or os.defpath))
         try:
-            done = run_child(["bash", str(script), *arguments], checkout, {**environment, "PATH": path}, SCRIPT_SECONDS)
-        except (OSError, subprocess.TimeoutExpired) as error:
+            own = {**environment, "PATH": path}
+            done = run_command(["bash", script, *arguments], SCRIPT_SECONDS, cwd=checkout, env=own, own_session=True)
+        except NoAnswerError as error:
             raise ScriptError(f"{script}: {error}") from error
         try:  # a last line without its end is of a call that was killed before it began
             rows = [parse_json(line) for line in read_text(calls).split("\n")[:-1]] if calls.exists() else []
@@ -101,8 +102,8 @@ def record_script(script: Path, checkout: Path, arguments: Sequence[str], enviro
     for row in rows:
         if MAIN in row["argv"]:
             return ScriptRecording(tuple(row["argv"]), row["environment"])
-    said = [line for line in done.stderr.splitlines() if line and not line.startswith("+")] or done.stderr.splitlines()
-    raise ScriptError(f"{script}: ended with code {done.returncode} before training: {(said or ['(nothing said)'])[-1]}")
+    said = [line for line in done.error.splitlines() if line and not line.startswith("+")] or done.error.splitlines()
+    raise ScriptError(f"{script}: ended with code {done.code} before training: {(said or ['(nothing said)'])[-1]}")
 
 
 @dataclass(frozen=True, slots=True)

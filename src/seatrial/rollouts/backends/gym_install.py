@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import difflib
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.guarded import parse_json
 from seatrial.core.verdict import Boundary
 from seatrial.rollouts.campaign import Gym
+from seatrial.runtime.command import NoAnswerError, run_command
 from seatrial.runtime.environments import Environments
 
 GYM_ENVIRONMENT = "gym"
@@ -131,11 +131,8 @@ def find_gym(gym: Gym) -> Installation:
             raise BlockedError(Boundary.ENVIRONMENT, message, f"seatrial env build {GYM_ENVIRONMENT}")
         python = environment.python
     try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", _QUESTION], capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
-        )
-        prefix, base, origin, version = parse_json(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
+        prefix, base, origin, version = parse_json(run_command([python, "-I", "-c", _QUESTION], _ASK_S).out)
+    except (NoAnswerError, ValueError, TypeError) as error:
         raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {error}", "rebuild the environment") from error
     fix = "install nemo-gym in it, or leave gym.python out: seatrial env build gym"
     if origin is None:

@@ -298,6 +298,8 @@ class Service:
             return 400, "the request's target is no path, and not of its Host"
         if self._local and not is_loopback(host_name(hosts[0])):
             return 403, f"Host {hosts[0][:100]!r} is not this service: ask for 127.0.0.1 or localhost"
+        if len(request.headers.getall("Content-Type", ())) > 1:  # an older aiohttp takes the first
+            return 400, "there are two Content-Type headers"
         if request.method == "POST" and request.content_type != "application/json":
             return 415, "the body must be application/json (the Content-Type header says otherwise)"
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":

@@ -28,7 +28,6 @@ BLOCKED = 99
 _TICK_S = 0.2
 _GRACE_S = 30.0
 """How long Ray may take to end by itself, and a shared file system to show a file."""
-_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Told:
@@ -36,7 +35,7 @@ class Told:
 
     def __init__(self) -> None:
         self.signal = 0
-        for number in _STOPS:
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
     def _note(self, number: int, _: Any) -> None:
@@ -162,7 +161,6 @@ class Node:
             self._stop(child)
 
     def _first(self, child: subprocess.Popen[bytes], told: Told) -> int:
-        """Wait for the client; pass a signal to stop on to it."""
         asked = False
         while child.poll() is None:
             if told.signal and not asked:
@@ -211,7 +209,10 @@ class Node:
         """End Ray on this node, which is ours alone."""
         if child.poll() is None:
             child.send_signal(signal.SIGINT)  # symmetric-run then stops Ray itself; on SIGTERM it would leave it behind
-            _wait(child, _GRACE_S)
+            try:
+                child.wait(timeout=_GRACE_S)
+            except subprocess.TimeoutExpired:
+                pass
         if child.poll() is None:
             child.kill()
             child.wait()
@@ -236,13 +237,6 @@ class Node:
             except (OSError, shutil.Error) as error:
                 _say(f"not all of Ray's logs could be kept: {error}")
         shutil.rmtree(str(self.temporary), ignore_errors=True)
-
-
-def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
-    try:
-        child.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        pass
 
 
 def _address(text: str, nodes: int) -> str | None:

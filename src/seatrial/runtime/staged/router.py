@@ -229,7 +229,6 @@ async def _chunk_size(reader: asyncio.StreamReader, pace: Pace | None) -> int:
 
 
 async def _line(reader: asyncio.StreamReader, pace: Pace | None) -> bytes:
-    """A line between chunks."""
     try:
         line = await (reader.readline() if pace is None else pace.next(reader.readline()))
     except ValueError as error:
@@ -270,7 +269,6 @@ async def _drain(writer: asyncio.StreamWriter, pace: Pace | None) -> None:
 
 
 async def _send(framing: Framing, client: asyncio.StreamReader, to_backend: asyncio.StreamWriter) -> None:
-    """Pass the body of a request on; the backend is not left waiting for the rest of a broken one."""
     try:
         await framing.relay(client, to_backend, Pace())
     except Broken:
