@@ -8,14 +8,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 from seatrial.instruments import executed, provenance
+from seatrial.instruments.witness import WRONG_IMPORT
 
 TRAINER = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 GENERATOR = ("torch", "transformers")
-WRONG_IMPORT = 90
-"""Exit code of a process that found a package under test in another place than its checkout."""
 
 
 class Imports:
@@ -62,7 +63,34 @@ class Imports:
         return [name for name in self.expected if name not in packages]
 
 
+class _Absent:
+    def __init__(self, *_: object, **__: object) -> None:
+        raise RuntimeError("the trainer's process has no vLLM of its own: generation runs in the server")
+
+
+def _no_transport(*_: object, **__: object) -> None:
+    raise RuntimeError("no transport was put in place by vllm_rollouts")
+
+
+STAND_IN: dict[str, dict[str, Any]] = {
+    # The newest version that TRL 1.16 says it supports.
+    "vllm": {"__version__": "0.31.0", **dict.fromkeys(("LLM", "RequestOutput", "SamplingParams"), _Absent)},
+    "vllm.sampling_params": {"StructuredOutputsParams": _Absent},
+    "vllm.utils": {},
+    "vllm.utils.network_utils": {"get_ip": lambda: "127.0.0.1"},
+    "vllm.distributed": {},
+    "vllm.distributed.weight_transfer": {},
+    "vllm.distributed.weight_transfer.nccl_common": {"trainer_init": _no_transport},
+    "vllm.distributed.weight_transfer.packed_tensor": {"packed_nccl_broadcast_producer": _no_transport},
+}
+"""The names that TRL imports of vLLM in a trainer that only talks to a server: the real vLLM, in its own process and environment."""
+
+
 def allow_vllm_import() -> None:
     """Before TRL is imported: it takes up its client of vLLM only where `vllm` can be imported. An installed one goes first."""
-    if importlib.util.find_spec("vllm") is None:
-        sys.path.append(str(Path(__file__).parent / "standin"))
+    if importlib.util.find_spec("vllm") is not None:
+        return
+    for name, held in STAND_IN.items():
+        module = importlib.util.module_from_spec(ModuleSpec(name, None, is_package=True))
+        vars(module).update(held)
+        sys.modules[name] = module

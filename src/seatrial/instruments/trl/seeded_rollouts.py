@@ -1,8 +1,13 @@
-"""Rollouts that depend only on weights, prompt, step and index: sampled in the trainer, or by a process that is refitted before each."""
+"""Rollouts that depend only on weights, prompt, step and index: sampled in the trainer, or by a process that is refitted before each.
+
+`python -m seatrial.instruments.trl.seeded_rollouts` is that process: the generation process of level 2.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +16,11 @@ from typing import Any
 import torch
 
 from seatrial.instruments import facts
+from seatrial.instruments.engines.transformers_generator import Generator, connect
 from seatrial.instruments.refit.agreement import Mismatch, token_mult_prob_error
 from seatrial.instruments.refit.payload_header import TRANSPORTS, RefitRefused
 from seatrial.instruments.refit.refit_driver import RefitDriver, RefittedGenerator
+from seatrial.instruments.trl.import_proofs import GENERATOR, Imports
 
 
 def seeds(prompts: Sequence[str], step: int, seed: int) -> list[int]:
@@ -171,3 +178,42 @@ class RefittedRollouts:
         """The facts that need the whole run."""
         if self.driver is not None:
             self.driver.end()
+
+
+class SeededGenerator(Generator):
+    """A generation process with this sampling."""
+
+    def sample(self, *arguments: Any) -> tuple[list[list[int]], list[list[float]]]:
+        made: tuple[list[list[int]], list[list[float]]] = sample(self.model, *arguments)
+        return made
+
+    def logprobs(self, *arguments: Any) -> list[list[float]]:
+        found: list[list[float]] = logprobs_of(self.model, *arguments)
+        return found
+
+
+def main() -> None:
+    """Connect to the trainer, prove the imports, load the model, serve."""
+    parser = argparse.ArgumentParser()
+    for name in ("--socket", "--model", "--device"):
+        parser.add_argument(name, required=True)
+    for name in ("--facts", "--imports"):
+        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--under-test", action="append", default=[])
+    parser.add_argument("--fault")
+    arguments = parser.parse_args()
+    imports = Imports(arguments.imports, "generator", arguments.under_test)
+    imports.prove(GENERATOR)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, local_files_only=True)
+    model.to(arguments.device).eval()
+    tied = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    row = {"fact": "process", "process": "generator", "tied": tied, "pid": os.getpid(), "parent": os.getppid(), "device": str(model.device)}
+    facts.append(arguments.facts, row)
+    connect(arguments.socket, SeededGenerator(model, arguments.fault))
+    imports.close(GENERATOR)
+
+
+if __name__ == "__main__":
+    main()
