@@ -236,7 +236,7 @@ def case_only_empty_tensors_are_no_work_for_a_gpu() -> None:
         ]
         plan.apply(made, "add")
         entries = torch.zeros(3, dtype=torch.uint8)
-        assert "3 offsets" in refused(plan.apply, gpu.Delta((made.counts, entries, entries.short()), [3, 3]), "add")
+        assert "3 offsets" in refused(plan.apply, gpu.Delta(made.counts, entries, entries.short(), [3, 3]), "add")
     kernels.launch.assert_not_called()
 
 

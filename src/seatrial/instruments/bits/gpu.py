@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.instruments.bits import plain
 from seatrial.instruments.bits.plain import Sums
@@ -75,17 +75,17 @@ MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
 
-class Delta:
-    """What changed in the tensors of a plan: three arrays for all of them, on the device.
+class Delta(NamedTuple):
+    """What changed in the tensors of a plan: three arrays for all of them, on the device."""
 
-    `counts` has 32 per tile, also for rows that a tensor does not have; `ends[i]` is where the entries of tensor i end.
-    """
-
-    __slots__ = ("changed", "counts", "ends", "offsets", "sums", "values")
-
-    def __init__(self, arrays: tuple[Any, Any, Any], ends: Sequence[int], changed: Sequence[int] = (), sums: Sequence[Sums] = ()) -> None:
-        self.counts, self.offsets, self.values = arrays
-        self.ends, self.changed, self.sums = ends, changed, sums
+    counts: Any
+    """32 per tile, also for rows that a tensor does not have."""
+    offsets: Any
+    values: Any
+    ends: Sequence[int]
+    """Where the entries of each tensor end."""
+    changed: Sequence[int] = ()
+    sums: Sequence[Sums] = ()
 
 
 class Kernels:
@@ -222,7 +222,7 @@ class KernelPlan:
         self._place()
         if not self.tiles:
             none, zeros = self.kernels.empty(1, torch.uint8)[:0], [0] * len(self.tensors)
-            return Delta((none, none, none.view(torch.int16)), zeros, zeros, [(0, 0)] * len(zeros))
+            return Delta(none, none, none.view(torch.int16), zeros, zeros, [(0, 0)] * len(zeros))
         try:
             encoding = _Encoding(self, overwrite)
         except torch.cuda.OutOfMemoryError:
@@ -231,9 +231,9 @@ class KernelPlan:
             half = len(self.tensors) // 2
             one = KernelPlan(self.tensors[:half], self.bases[:half]).encode(overwrite)
             two = KernelPlan(self.tensors[half:], self.bases[half:]).encode(overwrite)
-            arrays = tuple(torch.cat(pair) for pair in ((one.counts, two.counts), (one.offsets, two.offsets), (one.values, two.values)))
+            counts, offsets, values = (torch.cat(pair) for pair in zip(one[:3], two[:3], strict=True))
             ends = [*one.ends, *(one.ends[-1] + end for end in two.ends)]
-            return Delta((arrays[0], arrays[1], arrays[2]), ends, [*one.changed, *two.changed], [*one.sums, *two.sums])
+            return Delta(counts, offsets, values, ends, [*one.changed, *two.changed], [*one.sums, *two.sums])
         return encoding.run()
 
     def planes(self, delta: Delta) -> list[tuple[Any, Any, Any]]:
@@ -256,7 +256,8 @@ class KernelPlan:
             counts += [own, pad[: -rows % ROWS]]
             end += offsets.numel()
             ends.append(end)
-        return Delta((torch.cat(counts), torch.cat([item[1] for item in planes]), torch.cat([item[2] for item in planes])), ends)
+        _, offsets, values = zip(*planes, strict=True)
+        return Delta(torch.cat(counts), torch.cat(offsets), torch.cat(values), ends)
 
     def apply(self, delta: Delta, operation: str) -> None:
         """Apply to the tensors in place: "add", "subtract" or "overwrite".
@@ -335,8 +336,7 @@ class _Encoding:
             self._join(TILE_UNITS, late, starts[listed] + entries[listed], offsets, values)
         count = len(plan.tensors) * 4
         sums_of = [(one % MODULUS, two % MODULUS) for one, two in zip(found[0:count:4], found[1:count:4], strict=True)]
-        arrays = (self.counts[: plan.tiles * ROWS], offsets[: ends[-1]], values[: ends[-1]])
-        return Delta(arrays, ends, found[3:count:4], sums_of)
+        return Delta(self.counts[: plan.tiles * ROWS], offsets[: ends[-1]], values[: ends[-1]], ends, found[3:count:4], sums_of)
 
     def _join(self, capacity: int, slots: tuple[Any, Any, Any, Any], starts: Any, offsets: Any, values: Any) -> None:
         work = slots[2].numel()
