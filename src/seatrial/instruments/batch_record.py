@@ -103,7 +103,6 @@ class UpdateHooks:
         self.pending: dict[str, Any] = {}
 
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
 
@@ -119,7 +118,6 @@ class UpdateHooks:
             self.record.add(f"{self.prefix}ended", "update", {**weights, **values}, step=self.record.done)
 
     def trainable(self) -> list[str]:
-        """Names of the parameters that train."""
         return [name for name, value in self.model.named_parameters() if value.requires_grad]
 
     def weights(self) -> Iterable[tuple[str, Any]]:
@@ -204,15 +202,12 @@ def adapters_of(model: Any) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Event:
-    """One row of a record."""
-
     kind: str
     step: int
     values: dict[str, Any]
     path: Path | None
 
     def tensors(self) -> dict[str, Any]:
-        """All tensors of this row."""
         from safetensors.torch import load_file
 
         return load_file(self.path) if self.path else {}
@@ -227,7 +222,6 @@ class Moment:
     ranks: tuple[Event, ...]
 
     def first(self) -> Event:
-        """That of rank 0."""
         return self.ranks[0]
 
 

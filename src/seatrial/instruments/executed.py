@@ -59,8 +59,6 @@ Count = Callable[[CodeType], int]
 
 @dataclass(frozen=True)
 class Changed:
-    """One changed file."""
-
     repo: str
     path: str
     sha256: str
@@ -87,8 +85,6 @@ class PendingCode:
 
 
 class ExecutedRecorder:
-    """Of one process."""
-
     def __init__(self, directory: str, process: str, changed: list[Changed]) -> None:
         self.path, self.process = str(Path(directory, EXECUTED)), process
         self.names: dict[str, list[Changed]] = {}
@@ -160,7 +156,6 @@ class ExecutedRecorder:
     # What is kept.
 
     def keep(self, code: CodeType, file: str) -> None:
-        """Keep the code of a file, if it is a changed one."""
         changed = self._changed(file)
         if changed is not None:
             with self.lock:
@@ -408,7 +403,6 @@ def flush() -> None:
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:
-    """A code object and all that are made from it."""
     yield code
     for item in code.co_consts:
         if isinstance(item, CodeType):
@@ -453,8 +447,6 @@ def calibrated() -> tuple[Count, int]:
 
 
 def _control() -> Callable[[], object]:
-    """A function whose code object has never run."""
-
     def control() -> object:
         return None
 

@@ -28,7 +28,6 @@ def plain(value: Any) -> Any:
 
 
 def append(path: str | os.PathLike[str], row: dict[str, Any]) -> None:
-    """Append one row."""
     data = (json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -38,8 +37,6 @@ def append(path: str | os.PathLike[str], row: dict[str, Any]) -> None:
 
 
 class LoopFault(NamedTuple):
-    """One entry of a loop's table of faults."""
-
     text: str
     """What it does."""
     levels: tuple[int, ...]

@@ -17,7 +17,6 @@ SENTENCE = "What is 12 + 7? The answer is 19.\n"
 
 
 def look(asked: dict[str, Any]) -> dict[str, Any]:
-    """What loads, and what does not."""
     import transformers
 
     found: dict[str, Any] = {"transformers": transformers.__version__, "problems": []}
@@ -53,7 +52,6 @@ def _model_type(file: Path) -> str | None:
 
 
 def _rows(config: Any) -> Any:
-    """The rows of the embedding, as the configuration has them."""
     if config is None:
         return None
     text = config.get_text_config() if hasattr(config, "get_text_config") else config

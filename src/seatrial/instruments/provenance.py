@@ -61,7 +61,6 @@ def imported(packages: Iterable[str], process: str, expected: Mapping[str, str] 
 
 
 def found(packages: Iterable[str], process: str) -> list[Row]:
-    """Locate each package without importing it."""
     return [_row(process, package, _locate(package), None, None, "found") for package in packages]
 
 

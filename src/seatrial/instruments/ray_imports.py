@@ -32,7 +32,6 @@ Places = dict[str, "str | None"]
 
 
 def locate(packages: list[str]) -> Places:
-    """Where this process would import each package from."""
     return {row["package"]: row["file"] for row in provenance.found(packages, "")}
 
 
@@ -45,7 +44,6 @@ def runtime_environment(py_executable: str | None) -> dict[str, Any]:
 
 
 def ask_worker(packages: list[str], py_executable: str | None) -> Places:
-    """Where a Ray worker would import each package from."""
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # as the loops do: how workers start is said by us
     import ray
 
@@ -75,7 +73,6 @@ def problems(driver: Places, worker: Places, expected: dict[str, str], may_lack:
 
 
 def stated(claims: dict[str, Any], assertions: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is known beforehand of each phase of the level, as facts."""
     for phase, values in claims.items():
         yield {"fact": "claims", "phase": phase, "values": values}
     for phase, values in assertions.items():
@@ -95,7 +92,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask both, write down what they say, compare."""
     arguments = _arguments(argv)
     expected = under_test(os.environ.get("SEATRIAL_UNDER_TEST", ""))
     for fact in stated(arguments.claims, arguments.assertions):

@@ -28,7 +28,6 @@ _POLL_S = 0.5
 
 
 def here(packages: Sequence[str], expected: Mapping[str, str]) -> dict[str, Any]:
-    """What this process is, and where it would import `packages` from."""
     rows = provenance.found(packages, f"ray worker on {socket.gethostname()}")
     for row in rows:
         root = expected.get(row["package"])
@@ -109,7 +108,6 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Ask a worker on every node of a Ray cluster where it imports packages from.")
     parser.add_argument("--out", required=True, help="file for the facts")
     parser.add_argument("--nodes", required=True, type=int, help="nodes that the cluster must have")

@@ -128,7 +128,6 @@ def _kernels(data: Any) -> Any:
 
 
 def _pack(planes: plain.Planes, changed: int, current: Any, kind: Kind) -> Coded:
-    """The entries in the mode of their number."""
     import torch
 
     nbytes = current.nbytes

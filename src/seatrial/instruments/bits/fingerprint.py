@@ -52,7 +52,6 @@ class Stream:
         self._rest = bytearray()
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Append bytes."""
         view = memoryview(data).cast("B")
         if self._rest:
             missing = BLOCK_BYTES - len(self._rest)

@@ -306,14 +306,12 @@ class _Encoding:
         return ours.empty(work * capacity, torch.uint8), ours.empty(work * capacity, torch.int16), counted[:work], counted[work:]
 
     def _walk(self, listed: Any, work: int, capacity: int, room: tuple[Any, Any, Any, Any]) -> None:
-        """Encode these tiles into their slots."""
         plan, (slots, values, entries, full) = self.plan, room
         given = (ctypes.c_uint64(work), plan.kernels.keys, listed, ctypes.c_int(self.overwrite), ctypes.c_uint32(capacity))
         results = (self.counts, slots, values, entries, self.changed, full, self.sums)
         plan.kernels.launch("encode_tiles", work, plan.table, *given, *results)
 
     def run(self) -> Delta:
-        """All of it."""
         import torch
 
         plan, ours = self.plan, self.plan.kernels

@@ -119,7 +119,6 @@ def _load() -> Library:
 
 
 def _compiler() -> tuple[list[str], bytes]:
-    """The compiler's words, and what it says about itself."""
     try:
         named = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
@@ -147,7 +146,6 @@ def _run(command: list[str]) -> bytes:
 
 
 def _processor() -> bytes:
-    """What -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -221,7 +219,6 @@ def _keep(data: bytes, place: Path) -> None:
 
 
 def _checked(path: Path) -> Library:
-    """The library at this place, if it computes what it should."""
     try:
         loaded = Library(path)
     except (OSError, AttributeError) as error:

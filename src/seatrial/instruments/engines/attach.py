@@ -104,7 +104,6 @@ def arguments(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def receiving(original: Callable[..., Any], recorder: RefitRecorder, target: Target) -> Callable[..., Any]:
-    """An entry point of a generation worker."""
     name = original.__name__
 
     @functools.wraps(original)
@@ -256,7 +255,6 @@ def sending(original: Callable[..., Any], recorder: RefitRecorder, target: Targe
 
 
 def _replace(given: dict[str, Any], call: RefitCall, target: Target) -> None:
-    """Put the watched stream in the place of the stream."""
     if target.mapped and callable(given.get(target.mapped)):
         given[target.mapped] = _mapped(given[target.mapped], call)
     elif target.stream in given:
@@ -379,7 +377,6 @@ def _loop_of(engine: Any) -> asyncio.AbstractEventLoop | None:
 
 
 def _fetch(actor: Any, ticket: str) -> tuple[str, Any]:
-    """Inside the actor: the answer, when it is there."""
     future = vars(actor)[ANSWERS][ticket]
     if not future.done():
         return WAITING, None

@@ -91,7 +91,6 @@ class _AsSent(Proof):
         self._sent = {name: value.dtype for name, value in shapes.items()}
 
     def gathered(self, seen: Photograph, reference: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any]]:
-        """See `Proof`."""
         for name, held in super().gathered(seen, reference):
             yield name, as_sent(held, self._sent[name])
 
@@ -115,7 +114,6 @@ class Live:
         self.last: dict[str, str] = {}
 
     def fits(self, worker: Any, layouts: Mapping[str, list[Any]]) -> bool:
-        """Whether this is the proof of the model that the worker has now, for this export."""
         return self.proof.holds(model_of(worker)) and self.layouts == layouts
 
     def coverage(self, replica: str) -> dict[str, Any]:
@@ -155,7 +153,6 @@ class RefitRecorder:
                 print(f"seatrial: refit: cannot write the fact {fact!r} to {self.path}: {error}", flush=True)
 
     def failed(self, where: str, error: BaseException) -> None:
-        """The probe itself failed."""
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self.write("probe_error", where=where, error=f"{type(error).__name__}: {error}", traceback=text[-4000:])
 
@@ -164,7 +161,6 @@ class RefitRecorder:
         return Guard(self, where)
 
     def next(self, kind: str) -> int:
-        """The number of this refit."""
         self.versions[kind] = self.versions.get(kind, 0) + 1
         return self.versions[kind]
 
@@ -264,7 +260,6 @@ class RefitCall:
         self.unread -= 1
 
     def sent(self, stage: str, raised: BaseException | None = None) -> None:
-        """The end of a refit on the side of the policy."""
         with self.recorder.guard(f"{self.entry}: writing down"):
             self._check(raised)
             side = "relayed" if self.recorder.relays else "sent"
@@ -347,5 +342,4 @@ class RefitCall:
 
 
 def root(hashes: Mapping[str, str]) -> str:
-    """One hash over all names, whatever their order in the stream was."""
     return fingerprint.digest(dict(sorted(hashes.items())))

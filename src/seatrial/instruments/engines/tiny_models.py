@@ -21,7 +21,6 @@ _SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "
 
 
 def ensure(kind: str, directory: Path) -> Path:
-    """Make the model in `directory` unless it is there."""
     if kind not in KINDS:
         raise ValueError(f"no tiny model {kind!r}; known: {', '.join(KINDS)}")
     return whole(directory, lambda place: _make(kind, place))
@@ -82,7 +81,6 @@ def _model(kind: str, vocabulary: int, pad: int, eos: int) -> Any:
 
 
 def main() -> None:
-    """Make one model."""
     if len(sys.argv) != 3 or sys.argv[1] not in KINDS:
         raise SystemExit(f"usage: tiny_models {{{','.join(KINDS)}}} DIR")
     print(f"seatrial: {sys.argv[1]}: {ensure(sys.argv[1], Path(sys.argv[2]))}", flush=True)

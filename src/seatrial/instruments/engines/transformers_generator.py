@@ -56,7 +56,6 @@ class Remote:
         self.close()
 
     def close(self) -> None:
-        """End the process and remove what was shared."""
         if self.connection is not None:
             self.connection.close()  # it ends when its socket does
         try:
@@ -139,7 +138,6 @@ class Covered:
             self.weights[name].data.copy_(value)
 
     def hashes(self) -> dict[str, str]:
-        """What the live parameters hold right now, and every buffer that is not what it was."""
         buffers = fingerprint.tensors(self.model.named_buffers())
         moved = {name: f"moved-{buffers.get(name)}" for name in fingerprint.differing(self._buffers, buffers)}
         return fingerprint.tensors(self.weights.items()) | moved
@@ -155,7 +153,6 @@ class Covered:
         return {**mapped, "misplaced": tensor_coverage.misplaced(learned)}
 
     def look(self) -> None:
-        """Take note of what a refit changed."""
         if self._watch is not None:
             self._watch.look()
 
@@ -172,7 +169,6 @@ class _Dying(Consumer):
     refits = 0
 
     def apply(self, data: Any) -> Any:
-        """See `Consumer`."""
         self.refits += 1
         return super().apply(data)
 
@@ -217,7 +213,6 @@ class Generator(Covered):
         self.refits = 0
 
     def held(self) -> dict[str, Any]:
-        """The version of the live weights, and the life of this process."""
         return {"version": self.consumer.version, "incarnation": self.incarnation}
 
     def state(self) -> dict[str, Any]:
@@ -227,7 +222,6 @@ class Generator(Covered):
         return {**self.held(), "hashes": self.hashes(), "methods": dict.fromkeys(self.weights, "read"), "zeros": zeros, "nans": nans}
 
     def apply(self, path: str) -> None:
-        """Take a payload."""
         import torch
 
         self.refits += 1
@@ -266,11 +260,9 @@ class Generator(Covered):
             self.incarnation = f"{self.incarnation}-again"
 
     def sample(self, *arguments: Any) -> tuple[list[list[int]], list[list[float]]]:
-        """Completions, and the log-probabilities of their tokens."""
         return sample(self.model, *arguments)
 
     def logprobs(self, *arguments: Any) -> list[list[float]]:
-        """What the model gives tokens."""
         found: list[list[float]] = logprobs(self.model, *arguments).tolist()
         return found
 
@@ -280,7 +272,6 @@ class Generator(Covered):
         return {"tokens": tokens, "logprobs": given, **held}
 
     def answer(self, request: dict[str, Any]) -> Any:
-        """Serve one request."""
         import torch
 
         known: dict[str, Any] = {"map": self.map, "cover": self.cover, "state": self.state, "apply": self.apply, "explain": dict}
@@ -304,13 +295,11 @@ def serve(connection: Connection, generator: Generator) -> None:
 
 
 def connect(socket: str, generator: Generator) -> None:
-    """Connect to the policy, and answer to the end."""
     with Client(socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["SEATRIAL_SOCKET_KEY"])) as connection:
         serve(connection, generator)
 
 
 def main() -> None:
-    """Load the model, connect to the policy, serve."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", required=True)
     parser.add_argument("--model", required=True)

@@ -221,7 +221,6 @@ class Extension:
         return {"wrong": wrong, "names": here, "methods": dict(Counter(methods.values())), "version": proof.version}
 
     def seatrial_coverage(self) -> dict[str, Any]:
-        """What became of every runtime tensor and every exported name."""
         return _proof(self).coverage()
 
     def seatrial_imports(self, path: str, process: str, packages: list[str], expected: dict[str, str]) -> list[str]:
@@ -256,7 +255,6 @@ class Extension:
 
 
 def _proof(worker: Any) -> Proof:
-    """The proof of a worker's model."""
     return proof_of(worker.model_runner.get_model(), worker.vllm_config)
 
 

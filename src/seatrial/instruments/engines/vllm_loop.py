@@ -43,7 +43,6 @@ class Policy(transformers_loop.TrainedPolicy):
     """Exports under the names of a checkpoint, which is what vLLM loads: experts one by one."""
 
     def export(self) -> dict[str, Any]:
-        """The weights as they are sent: tied ones once."""
         from transformers.core_model_loading import revert_weight_conversion
 
         held = {name: value.detach() for name, value in self.model.named_parameters()}
@@ -59,7 +58,6 @@ class Engine:
         self.refits = 0
 
     def expect(self, export: dict[str, Any]) -> None:
-        """Write down what the server should hold."""
         from safetensors.torch import save_file
 
         save_file(export, self.reference)
@@ -93,24 +91,20 @@ class Engine:
         return answer
 
     def map(self) -> dict[str, Any]:
-        """Let the worker learn the coordinate map; the fact."""
         mapped: dict[str, Any] = self.rpc("seatrial_map", reference=str(self.reference))
         self.client.start()
         return mapped
 
     def state(self) -> dict[str, Any]:
-        """What the worker holds, by exported name."""
         read, held = self.rpc("seatrial_read", reference=str(self.reference)), self.rpc("seatrial_version")
         found = {"hashes": read["hashes"], "methods": read["methods"]}
         return {**found, "version": held["version"], "incarnation": held["incarnation"]}
 
     def explain(self) -> dict[str, Any]:
-        """Where wrong weights are held, and how many of their elements differ."""
         wrong: dict[str, Any] = self.rpc("seatrial_verify", reference=str(self.reference))["wrong"]
         return wrong
 
     def apply(self, path: str) -> None:
-        """Send one payload through the server's own routes."""
         self.refits += 1
         if self.fault == "dead-generator" and self.refits == FAULTY:
             os.killpg(self.server.process.pid, signal.SIGKILL)
@@ -127,7 +121,6 @@ class Engine:
             say(f"broken on purpose: {self.rpc('seatrial_break', fault=self.fault)}")
 
     def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> dict[str, Any]:
-        """Completions of equal length."""
         return stamped(self.client.sample(prompts, length, seed))
 
     def logprobs(self, rows: Sequence[Sequence[int]], width: int) -> list[list[float]]:
@@ -140,12 +133,10 @@ class Engine:
             return [[math.nan] * (len(row) - width) for row in rows]
 
     def cover(self) -> dict[str, Any]:
-        """The coverage over all refits so far."""
         covered: dict[str, Any] = self.rpc("seatrial_coverage")
         return covered
 
     def close(self) -> None:
-        """End the server with all its processes."""
         self.server.end()
 
 
@@ -163,7 +154,6 @@ def device() -> str:
 
 
 def main() -> None:
-    """Parse, start the server, run."""
     parser = transformers_loop.parser(__doc__, FAULTS)
     parser.add_argument("server", nargs="*", help="options for the server, after --")
     arguments = parser.parse_args()

@@ -148,7 +148,6 @@ class VllmServer:
         return bool(listening) and listening <= held
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines of the server's log."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
     def end(self) -> None:
@@ -227,7 +226,6 @@ class VllmClient:
         self._call_s, self._proof_s = (CALL_SECONDS, PROOF_SECONDS) if timeout_s is None else (timeout_s, timeout_s)
 
     def call(self, route: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
-        """One request; the parsed answer."""
         return self._ask(route, body, method, self._call_s, "")
 
     def _ask(self, route: str, body: dict[str, Any] | None, method: str, seconds: float, waiting: str) -> Any:
@@ -268,11 +266,9 @@ class VllmClient:
             self.call("/resume", {})
 
     def versions(self) -> list[dict[str, Any]]:
-        """The version that each rank holds."""
         return self.rpc("seatrial_version")
 
     def _held(self) -> tuple[int, str]:
-        """The version that all ranks hold right now."""
         found = self.versions()
         if len({row["version"] for row in found}) != 1:
             raise ServerError(f"{self.url}: the ranks hold different versions: {found}")
@@ -313,7 +309,6 @@ class VllmClient:
         return self._stamped(prompts, ask)
 
     def _complete(self, prompts: list[list[int]], length: int, seed: int, **given: Any) -> list[dict[str, Any]]:
-        """One request; its choices in the order of the prompts."""
         body = {"model": self.model, "prompt": prompts, "max_tokens": length, "seed": seed, **given}
         body |= {"logprobs": 0, "temperature": 1.0, "return_token_ids": True}
         return sorted(self.call("/v1/completions", body)["choices"], key=lambda choice: int(choice["index"]))
@@ -350,8 +345,6 @@ class StreamError(RuntimeError):
 
 
 class Sender:
-    """The side of the trainer."""
-
     def __init__(self, address: str, port: int, seconds: float = SECONDS) -> None:
         with socket.create_server((address, port)) as listener:
             listener.settimeout(seconds)
@@ -365,7 +358,6 @@ class Sender:
         self.bytes = 0
 
     def send(self, tensors: Iterable[Any]) -> None:
-        """All tensors of one update."""
         import torch
 
         self.bytes = 0
@@ -381,8 +373,6 @@ class Sender:
 
 
 class Receiver:
-    """The side of the engine's worker."""
-
     def __init__(self, address: str, port: int, seconds: float = SECONDS) -> None:
         ends = time.monotonic() + seconds
         while True:
@@ -424,5 +414,4 @@ class Receiver:
         return data
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._socket.close()

@@ -63,16 +63,13 @@ class Photograph:
         self.tensors, self.methods = dict(tensors), dict(methods)
 
     def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:  # as modules have it
-        """Every tensor, as a module gives them."""
         yield from self.tensors.items()
 
     def named_buffers(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:  # as modules have it
-        """None: buffers are among the parameters."""
         yield from ()
 
 
 def packs() -> bool:
-    """Whether this vLLM packs weights away."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
@@ -158,7 +155,6 @@ def _numbered(build: Callable[[], Any], process: Callable[[Any], None], names: l
 
 
 def _digits(value: Any) -> int:
-    """How many digits the number of the last element has."""
     base, count = EXACT[str(value.dtype)], 1
     while base**count <= value.numel():
         count += 1
@@ -166,7 +162,6 @@ def _digits(value: Any) -> int:
 
 
 def _embeds(module: Any) -> bool:
-    """Whether a module only looks its weights up, from the parameter itself."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     return isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
@@ -325,7 +320,6 @@ _PROOFS: weakref.WeakKeyDictionary[Any, Proof] = weakref.WeakKeyDictionary()
 
 
 def proof_of(model: Any, config: Any) -> Proof:
-    """The proof of this model."""
     if model not in _PROOFS:
         _PROOFS[model] = Proof(model, config)
     return _PROOFS[model]
@@ -367,14 +361,12 @@ class Proof:
 
     @property
     def model(self) -> Any:
-        """The live model."""
         model = self._model()
         if model is None:
             raise RuntimeError("the model is gone")
         return model
 
     def holds(self, model: Any) -> bool:
-        """Whether this is the proof of that model."""
         return self._model() is model
 
     def learn(self, reference: Mapping[str, Any], through: str, load: map_learner.Load | None = None) -> dict[str, Any]:
@@ -435,7 +427,6 @@ class Proof:
         return self.map
 
     def see(self) -> Photograph:
-        """The live weights, now."""
         return photograph(self.model, self.layout)
 
     def look(self) -> None:
@@ -444,7 +435,6 @@ class Proof:
             self._watch.look(self.see())
 
     def coverage(self, replica: str = "0") -> dict[str, Any]:
-        """What became of every runtime tensor and every exported name: the fact."""
         self.look()
         learned = self.learned()
         assert self._watch is not None

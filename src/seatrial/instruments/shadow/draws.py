@@ -27,13 +27,11 @@ class Sum:
     bound: float = 0.0
 
     def add(self, differences: Any, variances: Any, bound: float) -> None:
-        """Take in the differences of some tokens."""
         self.total += float(differences.sum())
         self.variance += float(variances.sum())
         self.bound = max(self.bound, bound)
 
     def score(self) -> float:
-        """How far from chance."""
         spread = math.sqrt(self.variance + self.bound * abs(self.total) / 3)
         return self.total / spread if spread else 0.0
 
@@ -67,7 +65,6 @@ class Draws:
     tokens: int = 0
 
     def begin(self) -> None:
-        """A new generation."""
         self.last, self.now = self.now, []
 
     def add(self, scores: Any, drawn: Any, open_rows: Any, group: int) -> None:

@@ -25,7 +25,6 @@ SLACK = {"vf_explained_var": 1e-4}
 
 
 def of_step(batch: Sequence[MicroBatch], norm: float, rate: float, s: ShadowSettings, exercised: Counter[str]) -> dict[str, float]:
-    """The metrics of the loss."""
     passes = [[part.terms for part in batch[start : start + s.world] if part.terms is not None] for start in range(0, len(batch), s.world)]
     """Micro-batches that all ranks computed together."""
 
@@ -70,19 +69,16 @@ def of_step(batch: Sequence[MicroBatch], norm: float, rate: float, s: ShadowSett
 
 
 def low(terms: formulas.Terms, s: ShadowSettings) -> Any:
-    """Tokens whose ratio is clipped from below."""
     return ((_counted(terms, s) < 1 - s.epsilon_low) & (terms.advantage < 0)).double()
 
 
 def high(terms: formulas.Terms, s: ShadowSettings) -> Any:
-    """Tokens whose ratio is clipped from above."""
     return ((_counted(terms, s) > 1 + s.epsilon_high) & (terms.advantage > 0)).double()
 
 
 def _per_row(
     together: Sequence[formulas.Terms], clipped: Callable[[formulas.Terms, ShadowSettings], Any], s: ShadowSettings
 ) -> list[float]:
-    """The share of clipped tokens of each row that has a token."""
     return [float(value) for each in together for value in each.per_row(clipped(each, s))]
 
 
@@ -92,7 +88,6 @@ def _counted(terms: formulas.Terms, s: ShadowSettings) -> Any:
 
 
 def of_round(made: Round, names: Sequence[str], ends: Sequence[int], s: ShadowSettings) -> dict[str, float]:
-    """The metrics of a generation."""
     total = formulas.total_rewards(made.table, torch.tensor(s.reward_weights, dtype=torch.float64))
     expected = {"reward": float(torch.nanmean(total)), "reward_std": float(formulas.nan_std(total))}
     expected["frac_reward_zero_std"] = float(formulas.zero_std(made.table, s).double().mean())
@@ -169,7 +164,6 @@ def history(
 
 
 def same_number(one: Any, two: Any) -> bool:
-    """Equal, or both NaN."""
     return bool(one == two or (isinstance(one, float) and isinstance(two, float) and math.isnan(one) and math.isnan(two)))
 
 

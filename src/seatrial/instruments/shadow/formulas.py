@@ -237,7 +237,6 @@ def off_policy_mask(advantage: Tensor, logps: Tensor, old: Tensor, mask: Tensor,
 
 
 def entropy_mask(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:
-    """Tokens among the `quantile` share with the highest entropy."""
     known = entropies[mask.bool()].float()
     edge = torch.quantile(known, 1 - quantile)
     return ((entropies * mask).float() >= edge) & mask.bool()
@@ -315,7 +314,6 @@ class Terms:
         self.policy = policy.expand(-1, mask.shape[1]) if policy.shape[1] == 1 and s.loss_type != "luspo" else policy
 
     def is_clipped(self) -> bool:
-        """Whether a token has no gradient because its ratio is clipped."""
         return self.clipped is not None and bool((self.clipped & (self.mask > 0)).any())
 
     def per_row(self, values: Tensor) -> Tensor:
@@ -462,7 +460,6 @@ class Moments:
         return plain not in self.norms and not any(pattern.search(name.lower()) for pattern in NO_DECAY)
 
     def step(self, weights: Mapping[str, Any], gradients: Mapping[str, Any], lr: float) -> dict[str, Any]:
-        """The weights after one step."""
         return {name: self._one(name, weights[name].double(), gradients[name].double(), lr) for name in gradients}
 
     def _one(self, name: str, weight: Any, gradient: Any, lr: float) -> Any:

@@ -146,11 +146,9 @@ class ShadowSettings:
     """Stage to the reason why it cannot be recomputed."""
 
     def rows(self) -> int:
-        """Completions of one generation, over all processes."""
         return self.micro_batch * self.splits * self.world
 
     def prompts(self) -> int:
-        """Distinct prompts of one generation."""
         return self.rows() // self.group
 
     def steps_per_round(self) -> int:
@@ -158,7 +156,6 @@ class ShadowSettings:
         return max(1, self.splits * self.iterations // self.accumulation)
 
     def passes(self, prompts: int) -> int:
-        """Forward passes of one epoch of so many prompts."""
         return prompts // self.prompts() * self.splits * self.iterations
 
     def is_split(self) -> bool:
@@ -234,8 +231,6 @@ STAGES = (
 
 
 class Diverged(Exception):
-    """A stage whose recorded value is not the recomputed one."""
-
     def __init__(self, stage: str, what: str, expected: Any, found: Any, **where: Any) -> None:
         super().__init__(f"{stage}: {what}")
         self.stage, self.what, self.expected, self.found, self.where = stage, what, expected, found, where
@@ -256,7 +251,6 @@ class StageFinding:
 
 
 def shown(value: Any) -> str:
-    """A value in a message."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else f"{value:.6g}"
     if hasattr(value, "tolist"):
@@ -269,15 +263,12 @@ def shown(value: Any) -> str:
 
 @dataclass
 class Findings:
-    """All stages of a run."""
-
     stages: dict[str, StageFinding] = field(default_factory=lambda: {name: StageFinding(name) for name in STAGES})
     divergence: dict[str, Any] | None = None
     knobs: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
 
     def count(self, stage: str, values: int, worst: float = 0.0) -> None:
-        """Note so many values as compared and met."""
         entry = self.stages[stage]
         entry.compared += values
         entry.worst = max(entry.worst, worst)
@@ -291,7 +282,6 @@ class Findings:
             self.divergence = entry
 
     def to_json(self) -> dict[str, Any]:
-        """For shadow.json."""
         return {
             "schema_version": 1,
             "steps": self.steps,

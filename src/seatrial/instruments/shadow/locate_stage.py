@@ -148,8 +148,6 @@ def value_inputs(part: MicroBatch, index: int, diverged: Callable[..., Diverged]
 
 @dataclass(frozen=True)
 class WrongStage:
-    """A gradient that is not ours."""
-
     batch: Sequence[MicroBatch]
     expected: Gradient
     """Ours, before clipping."""
@@ -175,12 +173,10 @@ class WrongStage:
 
     @cached_property
     def after(self) -> float:
-        """The norm of what was recorded after clipping."""
         return math.sqrt(sum(float((value.double() ** 2).sum()) for value in self.seen.values()))
 
     @cached_property
     def got(self) -> Gradient:
-        """The trainer's, before clipping."""
         before = math.sqrt(sum(value**2 for value in self.accumulated.values()))
         whole = all(value.shape == self.expected[name].shape for name, value in self.seen.items())
         scale = before / self.after if before and self.after and whole and self.settings.world == 1 else 1 / self.clip
@@ -325,12 +321,10 @@ def _families(wrong: WrongStage) -> dict[str, list[Tensor]]:
 
 
 def _last(mask: Tensor) -> Tensor:
-    """The last token of each row."""
     return mask * (mask.cumsum(1) == mask.sum(1, keepdim=True))
 
 
 def _token_weights(part: MicroBatch, wrong: WrongStage) -> Tensor:
-    """The weight of each token's log-probability in our loss."""
     terms, made, s = part.terms, part.round, wrong.settings
     together = float(sum(int(each.round.mask[each.rows].sum()) for each in wrong.batch))
     logps = part.own_logps.clone().requires_grad_(True)

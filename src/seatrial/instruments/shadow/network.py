@@ -68,7 +68,6 @@ class ShadowPolicy:
         self.router_coef = float(getattr(text, "router_aux_loss_coef", 0.0)) if self.has_router else 0.0
 
     def files(self) -> dict[str, Tensor]:
-        """The weights of the files, by the release's own names."""
         return {name: value.detach() for name, value in self.model.named_parameters() if name not in self.head}
 
     def linear_layers(self) -> list[str]:
@@ -79,7 +78,6 @@ class ShadowPolicy:
         return [name for name in linear if f"{name}.weight" not in self.head]
 
     def norms(self) -> set[str]:
-        """Parameters of torch's own layer norms."""
         return set(layer_norms(self.model))
 
     def dropout(self) -> str:
@@ -120,7 +118,6 @@ class ShadowPolicy:
         return made
 
     def forward(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, positions: Tensor | None = None, **extra: Any) -> Any:
-        """The model's output, with logits in this policy's precision."""
         given = {"input_ids": ids, "attention_mask": mask, "use_cache": False, **extra}
         if positions is not None:
             given["position_ids"] = positions
@@ -136,7 +133,6 @@ def completion_terms(output: Any, ids: Tensor, width: int, temperature: float) -
 
 
 def token_values(output: Any, width: int) -> Tensor:
-    """What a critic expects before each of the last `width` tokens."""
     return output.logits[:, -width - 1 : -1, 0]
 
 
@@ -200,20 +196,16 @@ class Network:
             self.unproven(dict.fromkeys(FORWARD, f"{self.policy.dropout()} of the model is random"))
 
     def diverged(self, stage: str, what: str, expected: Any, got: Any, **where: Any) -> Diverged:
-        """A divergence of this model."""
         return Diverged(stage, what, expected, got, **{**where, **self.where})
 
     def proves(self, stage: str) -> bool:
-        """Whether a stage is to be proven."""
         return not self.found.stages[stage].unproven
 
     def unproven(self, reasons: Mapping[str, str]) -> None:
-        """Note stages that cannot be recomputed."""
         for stage, reason in reasons.items():
             self.found.stages[stage].unproven = reason
 
     def arguments(self, policy: ShadowPolicy, weights: Mapping[str, Tensor] | None = None, adapted: bool = True) -> dict[str, Tensor]:
-        """Weights for a forward pass of `policy`; this model's, unless others are given."""
         named = self.weights if weights is None else weights
         return policy.arguments({name: value.to(policy.dtype) for name, value in named.items()}, adapted)
 
@@ -267,7 +259,6 @@ class Network:
         return made
 
     def same(self, left: Mapping[str, Tensor], right: Mapping[str, Tensor], rank: int, what: str) -> None:
-        """Two ranks hold the same tensors."""
         for name, value in left.items():
             if name not in right or not torch.equal(value, right[name]):
                 raise self.diverged("gradient", f"{what} on all ranks", "equal bits", f"rank {rank} has others", tensor=name)
@@ -428,7 +419,6 @@ class Network:
         return name_of
 
     def schedule(self, groups: Iterable[Mapping[str, Any]], rate: float) -> None:
-        """Every group has the learning rate of this step."""
         for group in groups:
             if not math.isclose(group["lr"], rate, rel_tol=1e-6, abs_tol=1e-15):
                 raise self.diverged("schedule", "learning rate", rate, group["lr"])

@@ -27,8 +27,6 @@ Tensor = Any
 
 
 class Shadow:
-    """One pass over a record."""
-
     def __init__(self, record: Path, settings: ShadowSettings, world: World, progress: Callable[[str], None] = lambda _: None) -> None:
         self.record, self.s, self.world, self.progress = record, settings, world, progress
         self.found = Findings()
@@ -74,7 +72,6 @@ class Shadow:
         self.sampling = Sampling(settings, world, self.found, self.actor, self.exercised)
 
     def run(self) -> Findings:
-        """Recompute until the record ends or a stage diverges."""
         step = 0
         try:
             for moment in moments(self.record, self.s.world):
@@ -161,7 +158,6 @@ class Shadow:
         self.fresh.append(made)
 
     def _close(self, made: Round) -> None:
-        """Every row of a round was used as often as configured."""
         made.close(self.s)
         self.data.mixed(made)
         if self.s.critic is not None:
@@ -340,7 +336,6 @@ class Shadow:
         return min(self.s.accumulation, whole - self.passes % whole) if whole else self.s.accumulation
 
     def _ended(self, moment: Moment) -> None:
-        """What training left is what its last step left, and its history is what it logged."""
         values = moment.first().values
         self.actor.untouched(values["weights"], "after the last optimizer step")
         if self._proves("logging") and values.get("history") is not None:
@@ -390,7 +385,6 @@ class Shadow:
         return _gradients(loss, leaves)
 
     def _value_gradient(self, part: MicroBatch, policy: ShadowPolicy) -> dict[str, Tensor]:
-        """The gradient of the value loss of one micro-batch."""
         critic, made, dtype = self._critic(), part.round, policy.dtype
         leaves, weights = critic.leaves(policy)
         mask = made.mask[part.rows].to(dtype)
@@ -452,7 +446,6 @@ class Shadow:
     # what was logged, and the end
 
     def _expect(self, norm: float, rate: float) -> None:
-        """What the trainer should log for this step."""
         s = self.actor.s
         self.expected = expected_logs.of_step(self.actor.batch, norm, rate, s, self.exercised)
         self.losses.append(self.expected["loss"])
@@ -486,13 +479,11 @@ class Shadow:
 
 
 def _generated_ids(event: Event) -> Tensor:
-    """The rows that one call of a generator made."""
     tensors = event.tensors()
     return tensors["completion_ids"] if "completion_ids" in tensors else tensors["sequences"]
 
 
 def _tokens(batch: Sequence[MicroBatch]) -> float:
-    """Tokens of all micro-batches of an optimizer step."""
     return float(sum(int(part.round.mask[part.rows].sum()) for part in batch))
 
 

@@ -56,11 +56,9 @@ class Round:
     """Rows of the policy's loss, in order, in the first iteration."""
 
     def per_rank(self, world: int) -> int:
-        """Rows of one rank."""
         return len(self.prompts) // world
 
     def prepare(self, names: Sequence[str], pad: int, eos: Sequence[int], s: ShadowSettings) -> None:
-        """Padded tokens and masks, once every reward is known."""
         missing = [name for name in names if name not in self.rewards]
         if missing:
             raise Diverged("reward", "a reward function was not called", missing[0], "no call")
@@ -77,7 +75,6 @@ class Round:
         self.attention = torch.cat([prompt_mask, self.mask], 1)
 
     def estimate(self, s: ShadowSettings) -> None:
-        """Advantages, from rewards and, with a critic, from values."""
         if s.estimator == "gae" or s.reward_beta:
             self.rewarded = formulas.token_rewards(self.total, self.mask, self.old, self.ref, s)
         if s.estimator == "gae":
@@ -123,7 +120,6 @@ class Round:
         return said, None if self.correction is None else self.correction[rows].to(dtype)
 
     def close(self, s: ShadowSettings, model: str = "policy") -> None:
-        """Every row was used as often as configured."""
         whole, turns = Counter(range(len(self.prompts))), self.used.get(model, [])
         if len(turns) == s.iterations and all(use == whole for use in turns):
             return
@@ -134,8 +130,6 @@ class Round:
 
 @dataclass
 class MicroBatch:
-    """One forward pass with gradients on one rank."""
-
     round: Round
     rank: int
     rows: list[int]
@@ -169,12 +163,10 @@ def _key(row: list[int], same: Mapping[tuple[int, ...], Any], pad: int, tokens: 
 
 
 def ragged(ids: Tensor, lengths: Tensor) -> list[list[Any]]:
-    """Rows of a padded tensor, cut to their lengths."""
     return [row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
 
 
 def without_padding(ids: list[int], pad: int) -> list[int]:
-    """A row without the padding on its left."""
     start = next((place for place, token in enumerate(ids) if token != pad), len(ids))
     return ids[start:]
 

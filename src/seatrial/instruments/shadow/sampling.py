@@ -259,7 +259,6 @@ class Sampling:
         self.found.count("length", len(made.completions))
 
     def plausible(self) -> None:
-        """The drawn tokens of the whole run are a plausible draw."""
         for name, value in self.draws.results().items():
             if not abs(value) <= LIMIT:
                 raise Diverged("sampling", f"{name} over {self.draws.tokens} tokens", f"a score within {LIMIT:g}", value)

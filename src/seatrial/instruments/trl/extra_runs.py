@@ -64,7 +64,6 @@ computed in smaller ones. A release without these names goes without."""
 
 
 def arguments_of(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
-    """The driver's options of a variant."""
     return argparse.Namespace(**{**vars(arguments), "chat": name in CHAT})
 
 
@@ -91,7 +90,6 @@ def small_tiles() -> Iterator[None]:
 
 
 def run_variants(arguments: Any, words: list[str], model: str) -> None:
-    """Train every variant and leave its record in `variants/<name>`."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the log of a level tells of one training
@@ -173,7 +171,6 @@ def learning_arm(arguments: Any, words: list[str], name: str, seed: int) -> list
 
 
 def main() -> None:
-    """Run all arms and write the gains."""
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     parser = train.parser()

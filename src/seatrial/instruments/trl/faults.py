@@ -130,7 +130,6 @@ def stale_generation(trainer: Any) -> None:
 
 
 def load(named: dict[str, Any], values: dict[str, Any]) -> None:
-    """Copy values into parameters."""
     for name, value in values.items():
         named[name].data.copy_(value)
 

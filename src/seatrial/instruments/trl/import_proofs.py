@@ -47,7 +47,6 @@ class Imports:
         print(f"seatrial: imports proven in {self.process}", flush=True)
 
     def close(self, packages: Sequence[str]) -> None:
-        """Report what was imported since, and which files of the checkouts were loaded."""
         since = [name for name in self._others(packages) if name in sys.modules]
         provenance.report(str(self.path), self.process, since, self.expected)
         provenance.loaded(str(self.loaded), self.process, sorted(set(self.expected.values())))

@@ -134,7 +134,6 @@ def _changed_settings(source: Path, target: Path) -> list[str]:
 
 
 def _settled(config: dict[str, Any]) -> dict[str, Any]:
-    """Without what may change, in every part of a configuration."""
     return {name: _settled(value) if isinstance(value, dict) else value for name, value in config.items() if name not in UNSETTLED}
 
 
@@ -168,7 +167,6 @@ SEED = 20261115
 
 
 def tokenizer() -> Any:
-    """One token per character, plus padding, end, unknown and image tokens."""
     made = tiny_models.tokenizer((*SPECIAL, *ALPHABET), padding_side="left")
     made.add_special_tokens({"additional_special_tokens": ["<image>"]})
     made.chat_template = (
@@ -188,7 +186,6 @@ def sizes(words: Any) -> dict[str, Any]:
 
 
 def new_model(kind: str, words: Any) -> Any:
-    """A model with random weights."""
     import transformers
 
     shape = {**sizes(words), "tie_word_embeddings": kind == "dense"}

@@ -30,7 +30,6 @@ def timeless(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """A milestone line for the log."""
     print(f"seatrial: {text}", flush=True)
 
 
@@ -85,7 +84,6 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
         facts.append(self.path, {"fact": "state", "when": when, "step": step, "process": self.process, **row})
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record what is trainable, and where the run starts."""
         named = list(kwargs["model"].named_parameters())
         trainable = [name for name, value in named if value.requires_grad]
         row = {
@@ -106,7 +104,6 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
             say(f"training starts at step {state.global_step} of {state.max_steps}")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note which parameters have had a gradient so far."""
         named = {name: value for name, value in kwargs["model"].named_parameters() if value.requires_grad}
         left = set(named) if self.without_gradient is None else self.without_gradient
         idle = {name for name, value in named.items() if value.grad is None or not bool(value.grad.any())}
@@ -199,7 +196,6 @@ class StepRecorder:
         trainer.add_callback(_Callback(self))
 
     def end(self) -> None:
-        """Call it once training has returned."""
         state = self.trainer.state
         self.hooks.end({"history": [timeless(row) for row in state.log_history] if state.is_world_process_zero else None})
 
@@ -316,7 +312,6 @@ class Drawing:
         torch.multinomial = self.inner
 
     def tensors(self, length: int) -> dict[str, Any]:
-        """For the record; nothing if tokens were drawn in another way."""
         if not length or len(self.shares) != length or any(part.shape != self.shares[0].shape for part in self.shares):
             return {}
         return {"shares": torch.stack(self.shares, 1), "random_state": self.state}
@@ -344,7 +339,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self.recorder = recorder
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record where the weights start, and which adapters are in force."""
         recorder = self.recorder
         recorder.record.step = state.global_step + 1
         if recorder.record.steps is not None:
@@ -362,7 +356,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         recorder.hooks.start(values)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Record what was logged for the step that has just ended."""
         record = self.recorder.record
         if logs and "train_runtime" not in logs and state.global_step == record.done and state.is_world_process_zero:
             record.add("logged", "logging", timeless(logs), step=state.global_step)

@@ -160,11 +160,9 @@ class RefittedRollouts:
         return token_mult_prob_error(theirs, logprobs_of(model, *self.last, pad))
 
     def new_driver(self, export: dict[str, Any]) -> RefitDriver:
-        """The driver of the refits; `export` is what both sides hold before the first."""
         return RefitDriver(self.generator, self.facts, export, TRANSPORTS, self.fault)
 
     def plain(self, model: Any) -> Any:
-        """The policy as the generator holds it."""
         return model
 
     def export(self, model: Any) -> dict[str, Any]:
@@ -175,7 +173,6 @@ class RefittedRollouts:
         """What is to be done once, before the generator learns the map."""
 
     def finish(self) -> None:
-        """The facts that need the whole run."""
         if self.driver is not None:
             self.driver.end()
 
@@ -193,7 +190,6 @@ class SeededGenerator(Generator):
 
 
 def main() -> None:
-    """Connect to the trainer, prove the imports, load the model, serve."""
     parser = argparse.ArgumentParser()
     for name in ("--socket", "--model", "--device"):
         parser.add_argument(name, required=True)

@@ -22,8 +22,6 @@ OWN = ("seeded", "generator", "vllm")
 
 
 def rewards_of(names: Sequence[str], tokenizer: Any) -> dict[str, Callable[[Sequence[Sequence[int]], Sequence[int]], Any]]:
-    """Our reward functions, called with completions and dataset rows."""
-
     def called(name: str) -> Callable[[Sequence[Sequence[int]], Sequence[int]], Any]:
         def reward(completions: Sequence[Sequence[int]], rows: Sequence[int]) -> Any:
             texts = tokenizer.batch_decode([list(ids) for ids in completions], skip_special_tokens=True)
@@ -64,7 +62,6 @@ def lora_of(arguments: Any) -> Lora | None:
 
 
 def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
-    """The findings on one record, as JSON."""
     import torch
     import transformers
     from transformers import AutoConfig, AutoTokenizer
@@ -151,7 +148,6 @@ def main() -> None:
 
 
 def write(arguments: Any, record: Path, words: list[str]) -> None:
-    """Recompute one record and leave shadow.json beside it."""
     write_findings(record / "shadow.json", lambda: recompute(arguments, record, words))
 
 

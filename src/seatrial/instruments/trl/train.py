@@ -24,7 +24,6 @@ MADE = {"tiny-dense": "dense", "tiny-untied": "untied", "tiny-moe": "moe", "tiny
 
 
 def parser() -> argparse.ArgumentParser:
-    """The driver's own options."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--out", type=Path, required=True, help="directory of this run: metrics.jsonl, facts.jsonl, checkpoints")
     made.add_argument("--imports", type=Path, required=True, help="directory that import proofs are written to")
@@ -143,7 +142,6 @@ def adapter_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any, recorded: Any = None) -> Any:
-    """The trainer with its data, rewards and callbacks; `recorded` fills the batch record."""
     from trl import GRPOTrainer
 
     from seatrial.instruments.trl import faults, recorders, tasks
@@ -174,7 +172,6 @@ def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: An
 
 
 def main() -> None:
-    """Run one phase of a level."""
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     arguments = parser().parse_args(words[:split])

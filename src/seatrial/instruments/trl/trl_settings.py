@@ -140,7 +140,6 @@ def _value(values: list[str]) -> Any:
 
 
 def knob_values(words: Sequence[str]) -> dict[str, Any]:
-    """Every knob of the table, as configured."""
     got = given(words)
     return {name: got.get(name, knob.default) for name, knob in KNOBS.items()}
 

@@ -53,7 +53,6 @@ class Engine(vllm_loop.Engine):
         self.python, self.out = python, out
 
     def begin(self, imports: Path, under_test: Sequence[str]) -> None:
-        """Wait for the server, and let its worker prove its imports."""
         self.server.__enter__()
         said = self.client.call("/version", method="GET")["version"]
         row = {"fact": "process", "process": "generator", "engine": f"vLLM {said}", "python": self.python}
@@ -68,28 +67,22 @@ class Engine(vllm_loop.Engine):
         say(f"imports proven in {PROCESS}")
 
     def loaded(self, imports: Path, under_test: Sequence[str]) -> None:
-        """Write which files of the checkouts the worker loaded."""
         roots = sorted({item.split("=", 1)[1] for item in under_test})
         self.rpc("seatrial_loaded", path=str(imports / "loaded.jsonl"), process=PROCESS, roots=roots)
 
     def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], length: int, *_: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Completions, each from its own seed."""
         return vllm_loop.stamped(self.client.rollouts(prompts, length, seeds))
 
     def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], _: Any) -> list[list[float]]:  # type: ignore[override]
-        """Of given completions."""
         rows = [[*prompt, *done] for prompt, done in zip(prompts, completions, strict=True)]
         return self.client.logprobs(rows, [len(prompt) for prompt in prompts])
 
     def close(self) -> None:
-        """End the server with all its processes, and remove what was shared."""
         super().close()
         self._directory.cleanup()
 
 
 class ServedRollouts(RefittedRollouts):
-    """A rollout function for the trainer: refit the server, prove it, sample."""
-
     def __init__(self, engine: Engine, imports: Path, under_test: Sequence[str], seed: int, fault: str | None) -> None:
         super().__init__(engine, engine.out, seed, fault)
         self.engine, self.imports, self.under_test = engine, imports, under_test
@@ -101,11 +94,9 @@ class ServedRollouts(RefittedRollouts):
         return {name: value.contiguous() for name, value in revert_weight_conversion(model, super().export(model)).items()}
 
     def begin(self) -> None:
-        """The server is waited for."""
         self.engine.begin(self.imports, self.under_test)
 
     def finish(self) -> None:
-        """What became of every tensor of the worker, and which files it loaded."""
         super().finish()
         self.engine.loaded(self.imports, self.under_test)
 
@@ -149,7 +140,6 @@ class _Torch(ModuleType):
         return getattr(self._real, name)
 
     def device(self, *_: Any) -> _Device:
-        """Any device."""
         return _Device()
 
 
@@ -180,12 +170,10 @@ class Transport:
         vllm_client.VLLMClient.init_communicator = init_communicator
 
     def open(self, init_info: dict[str, Any]) -> Sender:
-        """The trainer's end."""
         self.sender = Sender(init_info["master_address"], init_info["master_port"])
         return self.sender
 
     def produce(self, iterator: Iterator[tuple[str, Any]], group: Sender, src: int, post_iter_func: Any) -> None:
-        """Send what TRL yields, in its order."""
         assert src == 0
         self.names = []
 
@@ -266,7 +254,6 @@ class SyncedGeneration(ServedRollouts):
         engine.server.__enter__()  # TRL would wait for a server that is dead
 
     def attach(self, trainer: Any, recorded: Any = None) -> None:
-        """Around TRL's two calls; `recorded` is given what was generated."""
         self.trainer, self.recorded = trainer, recorded
         generation = trainer.vllm_generation
         if self.fault in SYNC_FAULTS:
@@ -275,11 +262,9 @@ class SyncedGeneration(ServedRollouts):
         generation.sync_weights, generation.generate = self.observed_sync, self.observed_generate
 
     def new_driver(self, export: dict[str, Any]) -> RefitDriver:
-        """One that lets TRL send."""
         return SyncDriver(self.engine, self.facts, export, self.sync, self.transport, self._model())
 
     def plain(self, model: Any) -> Any:
-        """Adapters are merged for the server."""
         return merge(model)
 
     def observed_sync(self) -> None:
