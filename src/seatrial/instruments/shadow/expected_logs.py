@@ -59,8 +59,9 @@ def of_step(batch: Sequence[MicroBatch], norm: float, rate: float, s: ShadowSett
             expected["clip_ratio/low_mean"] = logged_mean(lambda each: low(each, s))
             expected["clip_ratio/high_mean"] = logged_mean(lambda each: high(each, s))
             expected["clip_ratio/region_mean"] = logged_mean(lambda each: low(each, s) + high(each, s))
-            expected["clip_ratio/low_min"] = mean([min(_per_row(some, low, s), default=math.nan) for some in passes])
-            expected["clip_ratio/high_max"] = mean([max(_per_row(some, high, s), default=math.nan) for some in passes])
+            for name, clipped, extreme in (("low_min", low, min), ("high_max", high, max)):
+                rows = [[float(share) for each in some for share in each.per_row(clipped(each, s))] for some in passes]
+                expected[f"clip_ratio/{name}"] = mean([extreme(shares, default=math.nan) for shares in rows])
         elif s.loss_type == "cispo":
             expected["cispo_clip_ratio"] = logged_mean(lambda each: ((each.ratio > s.epsilon_high) & (each.advantage > 0)).double())
         elif s.loss_type == "vespo":
@@ -74,12 +75,6 @@ def low(terms: formulas.Terms, s: ShadowSettings) -> Any:
 
 def high(terms: formulas.Terms, s: ShadowSettings) -> Any:
     return ((_counted(terms, s) > 1 + s.epsilon_high) & (terms.advantage > 0)).double()
-
-
-def _per_row(
-    together: Sequence[formulas.Terms], clipped: Callable[[formulas.Terms, ShadowSettings], Any], s: ShadowSettings
-) -> list[float]:
-    return [float(value) for each in together for value in each.per_row(clipped(each, s))]
 
 
 def _counted(terms: formulas.Terms, s: ShadowSettings) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +162,7 @@ class StepRecorder:
         def recorded(prompts: Any, completions: Any, completion_ids: Any, row: Any = None, **kwargs: Any) -> Any:
             answer = function(prompts=prompts, completions=completions, completion_ids=completion_ids, row=row, **kwargs)
             if self.trainer is not None and self.record.open():
-                lengths = torch.tensor([len(ids) for ids in completion_ids])
-                width = max([1, *map(len, completion_ids)])
-                ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in completion_ids])
+                ids, lengths = _padded(completion_ids)
                 rewards = torch.tensor([math.nan if value is None else float(value) for value in answer], dtype=torch.float64)
                 rows = torch.tensor([-1 if value is None else int(value) for value in row or [None] * len(prompts)])
                 texts = {name: [text_digest(text) for text in given] for name, given in (("prompts", prompts), ("texts", completions))}
@@ -179,54 +178,45 @@ class StepRecorder:
         self.trainer = trainer
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.hooks = UpdateHooks(self.record, self.model, computed=self._computed)
+        # Functions, since a copy of the model takes them along; a method would be copied with all that the recorder holds.
         if trainer.rollout_func is None:
-            self.model.generate = self._generating(self.model.generate)
+            generate = self.model.generate
+            self.model.generate = lambda *args, **kwargs: self._generated(generate, *args, **kwargs)
         else:
-            trainer.rollout_func = self._rolling(trainer.rollout_func)
-        # A function, since a copy of the model takes it along; a method would be copied with all that the recorder holds.
+            trainer.rollout_func = partial(self._rolled, trainer.rollout_func)
         self.model.register_forward_pre_hook(lambda *given: self._entering(*given), with_kwargs=True)
-        for name, wrap in (
-            ("_calculate_rewards", self._rewarding),
-            ("_generate_and_score_completions", self._scoring),
-            ("_get_per_token_logps_and_entropies", self._logps),
-            ("_compute_loss", self._losing),
+        for name, observed in (
+            ("_calculate_rewards", self._rewarded),
+            ("_generate_and_score_completions", self._scored),
+            ("_get_per_token_logps_and_entropies", self._logps_computed),
+            ("_compute_loss", self._loss_computed),
         ):
             if callable(getattr(trainer, name, None)):
-                setattr(trainer, name, wrap(getattr(trainer, name)))
+                setattr(trainer, name, partial(observed, getattr(trainer, name)))
         trainer.add_callback(_Callback(self))
 
     def end(self) -> None:
         state = self.trainer.state
         self.hooks.end({"history": [timeless(row) for row in state.log_history] if state.is_world_process_zero else None})
 
-    def _recorded(self) -> bool:
-        """Whether what happens now belongs to a step of training that is recorded."""
-        return self.record.open() and bool(self.model.training)
+    def _generated(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.record.open():
+            return generate(*args, **kwargs)
+        with Drawing() as drawing:
+            made = generate(*args, **kwargs)
+        sequences = made if isinstance(made, torch.Tensor) else made.sequences
+        given: Any = next((kwargs[name] for name in ("input_ids", "inputs") if kwargs.get(name) is not None), args[0] if args else None)
+        values = {name: getattr(kwargs.get("generation_config"), name, None) for name in SAMPLING}
+        tensors = {"prompt_ids": given, "prompt_mask": kwargs.get("attention_mask"), "sequences": sequences}
+        values["random_state"] = hashlib.sha256(drawing.state.numpy().tobytes()).hexdigest()[:16]
+        tensors |= {"pixel_values": kwargs.get("pixel_values"), **drawing.tensors(sequences.shape[1] - given.shape[1])}
+        self.record.add("generated", "sampling", values, tensors)
+        return made
 
-    def _generating(self, generate: Any) -> Any:
-        def generated(*args: Any, **kwargs: Any) -> Any:
-            if not self.record.open():
-                return generate(*args, **kwargs)
-            with Drawing() as drawing:
-                made = generate(*args, **kwargs)
-            sequences = made if isinstance(made, torch.Tensor) else made.sequences
-            given: Any = next((kwargs[name] for name in ("input_ids", "inputs") if kwargs.get(name) is not None), args[0] if args else None)
-            values = {name: getattr(kwargs.get("generation_config"), name, None) for name in SAMPLING}
-            tensors = {"prompt_ids": given, "prompt_mask": kwargs.get("attention_mask"), "sequences": sequences}
-            values["random_state"] = hashlib.sha256(drawing.state.numpy().tobytes()).hexdigest()[:16]
-            extra = {name: kwargs[name] for name in ("pixel_values",) if name in kwargs}
-            self.record.add("generated", "sampling", values, tensors | extra | drawing.tensors(sequences.shape[1] - given.shape[1]))
-            return made
-
-        return generated
-
-    def _rolling(self, rollout: Any) -> Any:
-        def rolled(prompts: Any, trainer: Any) -> Any:
-            made = rollout(prompts, trainer)
-            self.rolled("rollout_func", made)
-            return made
-
-        return rolled
+    def _rolled(self, rollout: Any, prompts: Any, trainer: Any) -> Any:
+        made = rollout(prompts, trainer)
+        self.rolled("rollout_func", made)
+        return made
 
     def rolled(self, source: str, made: dict[str, Any]) -> None:
         """What another generator than the model's own made: tokens, and how likely it says they were.
@@ -236,50 +226,38 @@ class StepRecorder:
         if self.record.open():
             self.record.add("generated", "sampling", {"source": source}, _ragged(made))
 
-    def _rewarding(self, calculate: Any) -> Any:
-        def calculated(*args: Any, **kwargs: Any) -> Any:
-            self.rewards = calculate(*args, **kwargs)
-            return self.rewards
+    def _rewarded(self, calculate: Any, *args: Any, **kwargs: Any) -> Any:
+        self.rewards = calculate(*args, **kwargs)
+        return self.rewards
 
-        return calculated
-
-    def _scoring(self, score: Any) -> Any:
-        def scored(*args: Any, **kwargs: Any) -> Any:
-            output = score(*args, **kwargs)
-            if self._recorded() and isinstance(output, dict):
-                tensors = {name: output[name] for name in SCORED if isinstance(output.get(name), torch.Tensor)}
-                tensors |= {"rewards": self.rewards} if isinstance(self.rewards, torch.Tensor) else {}
-                self.record.add("scored", "advantage", {}, {f"trainer/{name}": value for name, value in tensors.items()})
-            return output
-
-        return scored
+    def _scored(self, score: Any, *args: Any, **kwargs: Any) -> Any:
+        output = score(*args, **kwargs)
+        if self.record.open() and self.model.training and isinstance(output, dict):
+            tensors = {name: output[name] for name in SCORED if isinstance(output.get(name), torch.Tensor)}
+            tensors |= {"rewards": self.rewards} if isinstance(self.rewards, torch.Tensor) else {}
+            self.record.add("scored", "advantage", {}, {f"trainer/{name}": value for name, value in tensors.items()})
+        return output
 
     def _entering(self, _: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Before a forward pass with gradients: the tokens and the mask that the loss is made of."""
         if torch.is_grad_enabled() and self.record.open():
             ids = kwargs.get("input_ids", args[0] if args else None)
-            extra = {name: kwargs[name] for name in ("pixel_values",) if kwargs.get(name) is not None}
-            self.forwards.append({"input_ids": ids, "attention_mask": kwargs.get("attention_mask"), **extra})
+            pictures = {} if kwargs.get("pixel_values") is None else {"pixel_values": kwargs["pixel_values"]}
+            self.forwards.append({"input_ids": ids, "attention_mask": kwargs.get("attention_mask"), **pictures})
 
-    def _logps(self, inner: Any) -> Any:
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            answer = inner(*args, **kwargs)
-            if torch.is_grad_enabled() and self.record.open() and isinstance(answer, tuple):
-                self.logps.append(answer[0].detach())
-            return answer
+    def _logps_computed(self, compute: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = compute(*args, **kwargs)
+        if torch.is_grad_enabled() and self.record.open() and isinstance(answer, tuple):
+            self.logps.append(answer[0].detach())
+        return answer
 
-        return observed
-
-    def _losing(self, compute: Any) -> Any:
-        def computed(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self.forwards, self.logps = [], []
-            loss = compute(model, inputs, *args, **kwargs)
-            if self.record.open():
-                self.loss = float(loss.detach())
-                self.inputs = {name: inputs[name] for name in SCORED if isinstance(inputs.get(name), torch.Tensor)}
-            return loss
-
-        return computed
+    def _loss_computed(self, compute: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.forwards, self.logps = [], []
+        loss = compute(model, inputs, *args, **kwargs)
+        if self.record.open():
+            self.loss = float(loss.detach())
+            self.inputs = {name: inputs[name] for name in SCORED if isinstance(inputs.get(name), torch.Tensor)}
+        return loss
 
     def _computed(self) -> None:
         """The gradient of a micro-batch has arrived: record what its forward passes were made of, whatever computed them."""
@@ -369,8 +347,11 @@ def _ragged(made: dict[str, Any]) -> dict[str, Any]:
     """Prompts and completions of a rollout function as padded tensors with their lengths."""
     tensors = {}
     for name in ("prompt_ids", "completion_ids", "logprobs", *(["told"] if "told" in made else [])):
-        rows = made[name]
-        width = max([1, *map(len, rows)])
-        tensors[name] = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows])
-        tensors[f"{name}/lengths"] = torch.tensor([len(ids) for ids in rows])
+        tensors[name], tensors[f"{name}/lengths"] = _padded(made[name])
     return tensors
+
+
+def _padded(rows: Any) -> tuple[Any, Any]:
+    """Rows of any lengths as one tensor, filled up with 0, and their lengths."""
+    width = max([1, *map(len, rows)])
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows]), torch.tensor([len(row) for row in rows])

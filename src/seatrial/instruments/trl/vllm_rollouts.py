@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -59,10 +60,9 @@ class Engine(vllm_loop.Engine):
         facts.append(self.out / "facts.jsonl", row | {"pid": self.server.process.pid, "parent": os.getpid()})
         expected = dict(item.split("=", 1) for item in under_test)
         given = {"path": str(imports / "imports.jsonl"), "process": PROCESS, "packages": PACKAGES, "expected": expected}
-        problems = self.rpc("seatrial_imports", **given)
-        for problem in problems:
-            say(f"wrong import in {PROCESS}: {problem}")
-        if problems:
+        if problems := self.rpc("seatrial_imports", **given):
+            for problem in problems:
+                say(f"wrong import in {PROCESS}: {problem}")
             sys.exit(WRONG_IMPORT)
         say(f"imports proven in {PROCESS}")
 
@@ -103,13 +103,12 @@ class ServedRollouts(RefittedRollouts):
 
 OPTIONS = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")
 """What TRL's guide starts the server with."""
-TRANSPORT = "trl"
 MISMATCH = 0.3
 """How far the log-probabilities that TRL is told are moved at most. On one CPU in fp32 the server's are the policy's, and TRL's
 correction for the difference would have no effect: neither would its bugs."""
 SKIPPED, SWAPPED, MANGLED = "sync-skips-tensor", "sync-swaps-names", "sync-mangles-name"
-SYNC_FAULTS = (SKIPPED, SWAPPED, MANGLED)
-"""Of this sync."""
+MOST = 20.0
+"""The largest difference of two log-probabilities that the trainer is told: more is no number once it is an error."""
 
 
 def server_paths(python: str) -> tuple[str, ...]:
@@ -117,30 +116,6 @@ def server_paths(python: str) -> tuple[str, ...]:
     asked = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pip') is None)"
     lacks = subprocess.run([python, "-c", asked], check=False, timeout=60).returncode
     return (str(Path(__file__).parent / "standin_server"),) if lacks else ()
-
-
-MOST = 20.0
-"""The largest difference of two log-probabilities that is told: more is no number once it is an error."""
-
-
-class _Device:
-    """What TRL's check of the device sees in place of a CPU."""
-
-    type, index = "cuda", None
-
-
-class _Torch(ModuleType):
-    """torch, with that device."""
-
-    def __init__(self, real: Any) -> None:
-        super().__init__("torch")
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def device(self, *_: Any) -> _Device:
-        return _Device()
 
 
 class Transport:
@@ -164,7 +139,9 @@ class Transport:
         init = vllm_client.VLLMClient.init_communicator
 
         def init_communicator(client: Any, device: Any = 0) -> None:
-            with _named_cuda(vllm_client):
+            # TRL refuses a trainer that is not on CUDA; all else of it is its own.
+            cuda = SimpleNamespace(type="cuda", index=None)
+            with mock.patch.object(vllm_client, "torch", SimpleNamespace(**{**vars(torch), "device": lambda *_: cuda})):
                 init(client, device)
 
         vllm_client.VLLMClient.init_communicator = init_communicator
@@ -185,24 +162,13 @@ class Transport:
         group.send(values())
 
 
-@contextmanager
-def _named_cuda(module: Any) -> Iterator[None]:
-    """TRL refuses a trainer that is not on CUDA; all else of `init_communicator` is its own."""
-    real = module.torch
-    module.torch = _Torch(real)
-    try:
-        yield
-    finally:
-        module.torch = real
-
-
 class SyncDriver(RefitDriver):
     """A refit is one sync of TRL's own. `transport` is what it sends over, `policy` the model that it sends."""
 
     def __init__(
         self, engine: Engine, path: Path, first: dict[str, Any], sync: Callable[[], None], transport: Transport, policy: Any
     ) -> None:
-        super().__init__(engine, path, first, (TRANSPORT,), None)
+        super().__init__(engine, path, first, ("trl",), None)
         self.engine, self.sync, self.transport, self.policy = engine, sync, transport, policy
         self._row: dict[str, Any] = {}
         self._names: set[str] = set()
@@ -214,7 +180,7 @@ class SyncDriver(RefitDriver):
         self._names = set(hashes)
         self.write("hashes", side="sent", version=version, step=self.step, hashes=hashes)
         self._row = {"index": self.count, "step": self.step, "replica": REPLICA, "names": len(hashes), "version": version}
-        self._row |= {"transport": TRANSPORT, "kind": "sync", "modes": {}, "elements": sum(value.numel() for value in export.values())}
+        self._row |= {"transport": "trl", "kind": "sync", "modes": {}, "elements": sum(value.numel() for value in export.values())}
         self._row |= {"produced": fingerprint.tree(hashes).root, "stale_names": len(fingerprint.differing(hashes, held))}
         return self._row, hashes
 
@@ -256,7 +222,7 @@ class SyncedGeneration(ServedRollouts):
     def attach(self, trainer: Any, recorded: Any = None) -> None:
         self.trainer, self.recorded = trainer, recorded
         generation = trainer.vllm_generation
-        if self.fault in SYNC_FAULTS:
+        if self.fault in (SKIPPED, SWAPPED, MANGLED):
             generation._iter_named_params = broken(generation._iter_named_params, self.fault)
         self.sync, self.draw = generation.sync_weights, generation.generate
         generation.sync_weights, generation.generate = self.observed_sync, self.observed_generate
@@ -354,17 +320,15 @@ def merge(model: Any) -> Any:
 
 def broken(walk: Any, fault: str) -> Any:
     """TRL's walk over the parameters with a bug: one norm is left out, keeps a wrapper's prefix, or changes its name with another."""
+    one, two = "layers.0.input_layernorm", "layers.0.post_attention_layernorm"
 
     def walked() -> Iterator[tuple[str, Any]]:
         for name, value in walk():
-            first = "layers.0." in name
-            if fault == SKIPPED and first and "input_layernorm" in name:
-                continue
-            if fault == MANGLED and first and "input_layernorm" in name:
-                name = f"_orig_mod.{name}"
-            if fault == SWAPPED and first and "layernorm" in name:
-                one, two = "input_layernorm", "post_attention_layernorm"
+            if fault == SWAPPED:
                 name = name.replace(one, two) if one in name else name.replace(two, one)
-            yield name, value
+            elif one in name and fault == MANGLED:
+                name = f"_orig_mod.{name}"
+            if fault != SKIPPED or one not in name:
+                yield name, value
 
     return walked
