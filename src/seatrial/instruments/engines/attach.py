@@ -6,13 +6,11 @@ the import witness: `VERL_USE_EXTERNAL_MODULES` in verl, `sitecustomize` in NeMo
 - SEATRIAL_REFIT_FACTS=/path/facts.jsonl turns it on. Without it nothing is imported, wrapped or written.
 - A process writes {"fact": "waiting"} as it starts, and {"fact": "attached"} for each module of upstream that it found, with what
   was missing. A run in which no generator attached has proven nothing.
-- `graft` adds our methods to the worker of an engine that runs already; `via_rpc` calls them.
 - A wrapped function keeps its arguments, results and exceptions, and leaves a fact for each call. `Target` says what an adapter expects
-  of upstream; `attach_target` applies it. Everything found is a fact, and so is everything missing.
-- `via_rpc(engine, method, …)` calls a method of the workers of a running engine: a vLLM LLM object, the handle of a Ray actor that holds an
-  engine, or the URL of a vLLM server in development mode. It returns one answer per worker.
-  verl's own `collective_rpc` drops the answers and NeMo-RL's actors have none, so the engine inside the actor is asked; an asynchronous
-  engine answers on its own event loop, and the answer is fetched until the deadline.
+  of upstream.
+- `graft` adds our methods to the worker of a running engine, and `via_rpc(engine, method, …)` calls them: of a vLLM LLM object, the handle
+  of a Ray actor that holds an engine, or the URL of a vLLM server in development mode. It returns one answer per worker. verl's own
+  `collective_rpc` drops the answers and NeMo-RL's actors have none, so the engine inside the actor is asked.
 """
 
 from __future__ import annotations
@@ -91,9 +89,8 @@ def attach_target(target: Target, module: ModuleType, recorder: RefitRecorder, e
             with recorder.guard(f"{target.module}.{target.owner}: adding our methods"):
                 methods = extension(owner)
     missing = [name for name in target.calls if name not in found]
-    place = {"module": target.module, "owner": target.owner, "side": target.side, "file": getattr(module, "__file__", None)}
     state = {"owner_found": owner is not None, "found": found, "missing": missing, "stream": stream, "optional": target.optional}
-    recorder.write("attached", **place, **state, methods=methods)
+    recorder.attached(module, target, **state, methods=methods)
 
 
 def arguments(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
@@ -220,38 +217,31 @@ def sending(original: Callable[..., Any], recorder: RefitRecorder, target: Targe
             call.problems.append("the stream could not be watched")
         return call, args, kwargs
 
-    def end(call: RefitCall | None, raised: BaseException | None = None) -> None:
-        if call is not None:
-            recorder.active.pop(key, None)
-            call.sent(target.stage, raised)
+    @contextlib.contextmanager
+    def recorded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        call, args, kwargs = begin(args, kwargs)
+        raised: BaseException | None = None
+        try:
+            yield args, kwargs
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            if call is not None:
+                recorder.active.pop(key, None)
+                call.sent(target.stage, raised)
 
-    if inspect.iscoroutinefunction(original):
-
-        @functools.wraps(original)
-        async def later(*args: Any, **kwargs: Any) -> Any:
-            call, args, kwargs = begin(args, kwargs)
-            try:
-                returned = await original(*args, **kwargs)
-            except BaseException as error:
-                end(call, raised=error)
-                raise
-            end(call)
-            return returned
-
-        return later
+    @functools.wraps(original)
+    async def later(*args: Any, **kwargs: Any) -> Any:
+        with recorded(args, kwargs) as (given, named):
+            return await original(*given, **named)
 
     @functools.wraps(original)
     def now(*args: Any, **kwargs: Any) -> Any:
-        call, args, kwargs = begin(args, kwargs)
-        try:
-            returned = original(*args, **kwargs)
-        except BaseException as error:
-            end(call, raised=error)
-            raise
-        end(call)
-        return returned
+        with recorded(args, kwargs) as (given, named):
+            return original(*given, **named)
 
-    return now
+    return later if inspect.iscoroutinefunction(original) else now
 
 
 def _replace(given: dict[str, Any], call: RefitCall, target: Target) -> None:
@@ -310,11 +300,9 @@ def via_rpc(
 def _over_http(url: str, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], seconds: float) -> list[Any]:
     if not isinstance(method, str):
         raise RpcFailed("a server takes the name of a method, not a function")
-    route = "/collective_rpc"
+    route, body = "/collective_rpc", {"method": method, "args": list(args), "kwargs": kwargs, "timeout": seconds}
     try:
-        answer = VllmClient(url, timeout_s=seconds).call(
-            route, {"method": method, "args": list(args), "kwargs": kwargs, "timeout": seconds}
-        )
+        answer = VllmClient(url, timeout_s=seconds).call(route, body)
     except ServerError as error:
         lacking = isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 404
         raise RpcFailed(f"{error}{'; the server must be started with VLLM_SERVER_DEV_MODE=1' if lacking else ''}") from error

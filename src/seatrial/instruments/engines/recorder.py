@@ -22,7 +22,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from seatrial.instruments import facts
@@ -156,6 +156,11 @@ class RefitRecorder:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self.write("probe_error", where=where, error=f"{type(error).__name__}: {error}", traceback=text[-4000:])
 
+    def attached(self, module: ModuleType, target: Any, **found: Any) -> None:
+        """What was found of a target (see `attach`) in a module of upstream."""
+        place = {"module": target.module, "owner": target.owner, "side": target.side, "file": getattr(module, "__file__", None)}
+        self.write("attached", **place, **found)
+
     def guard(self, where: str) -> Guard:
         """Whatever our own code raises in here is written down, and the loop goes on."""
         return Guard(self, where)
@@ -275,7 +280,7 @@ class RefitCall:
             if not self.problems:
                 self._prove(version, replica)
             else:
-                self._refit(version, replica, {}, [], 0, 0, "; ".join(self.problems))
+                self._refit(version, replica, {}, refused="; ".join(self.problems))
 
     def _check(self, raised: BaseException | None, returned: Any = None) -> None:
         if raised is not None:
@@ -289,12 +294,7 @@ class RefitCall:
 
     def _hashes(self, side: str, version: int, **more: Any) -> None:
         step = self.passed.get("global_steps")
-        row: dict[str, Any] = {
-            "version": version,
-            "step": step if isinstance(step, int) else None,
-            "entry": self.entry,
-            "passed": self.passed,
-        }
+        row = {"version": version, "step": step if isinstance(step, int) else None, "entry": self.entry, "passed": self.passed}
         row |= {"names": len(self.hashes), "bytes": self.bytes, "root": root(self.hashes), "hashes": self.hashes}
         self.recorder.write("hashes", side=side, **row, complete=not self.problems, problems=self.problems, **more)
 
@@ -311,11 +311,11 @@ class RefitCall:
         casts, before = recorder.live.map["casts"], recorder.live.last
         own = {name: self.hashes[name] if self._right(name, value, methods.get(name), casts) else value for name, value in found.items()}
         recorder.live.last = own
-        wrong = [name for name in own if own[name] != self.hashes.get(name)]
-        stale = sum(before.get(name) != value for name, value in self.hashes.items())
-        touched = sum(before.get(name) != value for name, value in own.items())
+        seen: dict[str, Any] = {"wrong_names": [name for name in own if own[name] != self.hashes.get(name)]}
+        seen["stale_names"] = sum(before.get(name) != value for name, value in self.hashes.items())
+        seen["touched_names"] = sum(before.get(name) != value for name, value in own.items())
         recorder.write("hashes", side="live", version=version, replica=replica, hashes=own, casts=casts)
-        self._refit(version, replica, own, wrong, stale, touched, None, Counter(methods.values()))
+        self._refit(version, replica, own, **seen, methods=dict(Counter(methods.values())))
         recorder.write("version", replica=replica, version=version, root=root(own))
 
     def _right(self, name: str, value: str, method: str | None, casts: Mapping[str, str]) -> bool:
@@ -324,21 +324,12 @@ class RefitCall:
             return name in self.hashes and value in self.unsigned.get(name, ())
         return value == self.hashes.get(name) or (name in casts and value in self.cast.get(name, ()))
 
-    def _refit(
-        self,
-        version: int,
-        replica: str,
-        own: dict[str, str],
-        wrong: list[str],
-        stale: int,
-        touched: int,
-        refused: str | None,
-        methods: Mapping[str, int] | None = None,
-    ) -> None:
+    def _refit(self, version: int, replica: str, own: dict[str, str], **found: Any) -> None:
+        """The fact of a refit, of which the model held the names of `own`; `found` says what was seen, or why nothing could be."""
         row: dict[str, Any] = {"index": version - 1, "step": version, "version": version, "transport": self.entry, "kind": None}
         row |= {"names": len(self.hashes), "bytes": self.bytes, "produced": root(self.hashes), "consumed": root(own) if own else None}
-        row |= {"wrong_names": wrong, "stale_names": stale, "touched_names": touched, "methods": dict(methods or {})}
-        self.recorder.write("refit", replica=replica, refused=refused, **row)
+        row |= {"wrong_names": [], "stale_names": 0, "touched_names": 0, "methods": {}, "refused": None, **found}
+        self.recorder.write("refit", replica=replica, **row)
 
 
 def root(hashes: Mapping[str, str]) -> str:
