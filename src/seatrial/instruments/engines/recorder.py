@@ -294,8 +294,8 @@ class RefitCall:
 
     def _hashes(self, side: str, version: int, **more: Any) -> None:
         step = self.passed.get("global_steps")
-        row = {"version": version, "step": step if isinstance(step, int) else None, "entry": self.entry, "passed": self.passed}
-        row |= {"names": len(self.hashes), "bytes": self.bytes, "root": root(self.hashes), "hashes": self.hashes}
+        row: dict[str, Any] = {"version": version, "step": step if isinstance(step, int) else None, "entry": self.entry}
+        row |= {"passed": self.passed, "names": len(self.hashes), "bytes": self.bytes, "root": root(self.hashes), "hashes": self.hashes}
         self.recorder.write("hashes", side=side, **row, complete=not self.problems, problems=self.problems, **more)
 
     def _prove(self, version: int, replica: str) -> None:

@@ -83,7 +83,7 @@ def _counted(terms: formulas.Terms, s: ShadowSettings) -> Any:
 
 
 def of_round(made: Round, names: Sequence[str], ends: Sequence[int], s: ShadowSettings) -> dict[str, float]:
-    total = formulas.total_rewards(made.table, torch.tensor(s.reward_weights, dtype=torch.float64))
+    total = formulas.total_rewards(made.table, s)
     expected = {"reward": float(torch.nanmean(total)), "reward_std": float(formulas.nan_std(total))}
     expected["frac_reward_zero_std"] = float(formulas.zero_std(made.table, s).double().mean())
     for index, name in enumerate(names):

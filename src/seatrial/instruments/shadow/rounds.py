@@ -63,7 +63,7 @@ class Round:
         if missing:
             raise Diverged("reward", "a reward function was not called", missing[0], "no call")
         self.table = torch.tensor([self.rewards[name] for name in names], dtype=torch.float64).T
-        self.total = formulas.total_rewards(self.table, torch.tensor(s.reward_weights, dtype=torch.float64))
+        self.total = formulas.total_rewards(self.table, s)
         wide, long = max(map(len, self.prompts)), max(map(len, self.completions))
         rows = list(zip(self.prompts, self.completions, strict=True))
         self.ids = torch.tensor([[pad] * (wide - len(p)) + p + c + [pad] * (long - len(c)) for p, c in rows])

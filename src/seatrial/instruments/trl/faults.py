@@ -36,7 +36,7 @@ def break_step(trainer: Any, fault: str | None) -> None:
     if name in LOGPS:
         wrap(trainer, "_get_per_token_logps_and_entropies", lambda original, *args, **kw: with_first(original(*args, **kw), LOGPS[name]))
     if name in ORDERS:
-        wrap(trainer, "_get_train_sampler", lambda original, *args: Listed(ORDERS[name](trainer, list(original(*args)))))
+        wrap(trainer, "_get_train_sampler", lambda original, *args: ORDERS[name](trainer, list(original(*args))))
     if name in RATES:
         wrap(trainer, "create_scheduler", lambda original, *args, **kw: with_rate(original(*args, **kw), RATES[name]))
     for table, method in ((OUTPUTS, "_generate_and_score_completions"), (OPTIMIZERS, "create_optimizer")):
@@ -74,19 +74,6 @@ def with_first(values: Any, change: Callable[[Any], Any]) -> tuple[Any, ...]:
 def with_rate(scheduler: Any, change: Callable[[Callable[[int], float], int], float]) -> Any:
     scheduler.lr_lambdas = [functools.partial(change, right) for right in scheduler.lr_lambdas]
     return scheduler
-
-
-class Listed(torch.utils.data.Sampler[int]):  # type: ignore[misc]
-    """A sampler with a fixed order."""
-
-    def __init__(self, order: list[int]) -> None:
-        self.order = order
-
-    def __iter__(self) -> Any:
-        return iter(self.order)
-
-    def __len__(self) -> int:
-        return len(self.order)
 
 
 def swapped_weights(trainer: Any) -> None:
@@ -225,7 +212,7 @@ def ranks(_: Any, order: list[int]) -> list[int]:
 
 
 def stuck(trainer: Any, order: list[int]) -> list[int]:
-    size = trainer.args.generation_batch_size
+    size: int = trainer.args.generation_batch_size
     return order[:size] * (len(order) // size)
 
 

@@ -180,7 +180,13 @@ def tokenizer() -> Any:
 def sizes(words: Any) -> dict[str, Any]:
     """Settings that all kinds share; projections are not square, or swapped sizes would go unseen."""
     # A spread of 0.02, which is usual, gives almost the same chance to every token, and hides faults of sampling.
-    made = {"vocab_size": len(words), "hidden_size": 96, "num_hidden_layers": 2, "initializer_range": 0.1, "max_position_embeddings": 256}
+    made: dict[str, Any] = {
+        "vocab_size": len(words),
+        "hidden_size": 96,
+        "num_hidden_layers": 2,
+        "initializer_range": 0.1,
+        "max_position_embeddings": 256,
+    }
     made |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None}
     return made | {"pad_token_id": words.pad_token_id, "eos_token_id": words.eos_token_id}
 

@@ -8,6 +8,7 @@ It gets the same words as the trainer, so that what was configured is known with
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
@@ -22,15 +23,12 @@ OWN = ("seeded", "generator", "vllm")
 
 
 def rewards_of(names: Sequence[str], tokenizer: Any) -> dict[str, Callable[[Sequence[Sequence[int]], Sequence[int]], Any]]:
-    def called(name: str) -> Callable[[Sequence[Sequence[int]], Sequence[int]], Any]:
-        def reward(completions: Sequence[Sequence[int]], rows: Sequence[int]) -> Any:
-            texts = tokenizer.batch_decode([list(ids) for ids in completions], skip_special_tokens=True)
-            bright = [tasks.is_bright(row) for row in rows]
-            return tasks.REWARDS[name](completion_ids=completions, completions=texts, row=rows, bright=bright)
+    def reward(name: str, completions: Sequence[Sequence[int]], rows: Sequence[int]) -> Any:
+        texts = tokenizer.batch_decode([list(ids) for ids in completions], skip_special_tokens=True)
+        bright = [tasks.is_bright(row) for row in rows]
+        return tasks.REWARDS[name](completion_ids=completions, completions=texts, row=rows, bright=bright)
 
-        return reward
-
-    return {name: called(name) for name in names}
+    return {name: functools.partial(reward, name) for name in names}
 
 
 def prompts_of(arguments: Any, seed: int, tokenizer: Any, model: Path) -> tuple[list[list[int]], Any]:
@@ -132,18 +130,17 @@ def knobs(words: list[str], made: dict[str, Any], shadow: Any) -> list[dict[str,
 
 def main() -> None:
     """Recompute the records of a run; a defect of ours is written, too, and is never the change's."""
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
+    own, words = train.split_words(sys.argv[1:])
     parser = train.parser()
     parser.add_argument("--record-dir", type=Path, required=True)
     parser.add_argument("--world", type=int, default=1)
     parser.add_argument("--seeds", type=int, help="of the learning level; not used here")
-    arguments = parser.parse_args(words[:split])
-    write(arguments, arguments.record_dir, words[split + 1 :])
+    arguments = parser.parse_args(own)
+    write(arguments, arguments.record_dir, words)
     for name in extra_runs.VARIANTS if arguments.variants else ():
         print(f"seatrial: shadow: variant {name}", flush=True)
-        place, own = arguments.record_dir / "variants" / name, extra_runs.arguments_of(name, arguments)
-        write(own, place, extra_runs.words_of(name, words[split + 1 :]))
+        place = arguments.record_dir / "variants" / name
+        write(extra_runs.arguments_of(name, arguments), place, extra_runs.words_of(name, words))
     print("seatrial: shadow complete", flush=True)
 
 

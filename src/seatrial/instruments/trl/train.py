@@ -50,6 +50,12 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """The driver's own words, and TRL's, which stand behind `--`."""
+    split = words.index("--") if "--" in words else len(words)
+    return words[:split], words[split + 1 :]
+
+
 def process_name() -> str:
     """`driver`, or the rank for the others."""
     rank = int(os.environ.get("RANK", "0"))
@@ -172,9 +178,8 @@ def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: An
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
-    arguments = parser().parse_args(words[:split])
+    own, words = split_words(sys.argv[1:])
+    arguments = parser().parse_args(own)
     arguments.out.mkdir(parents=True, exist_ok=True)
     imports = Imports(arguments.imports, process_name(), arguments.under_test)
     if arguments.rollouts == "synced":
@@ -184,7 +189,7 @@ def main() -> None:
     imports.prove(TRAINER)
     from seatrial.instruments.trl import extra_runs, models_on_disk, recorders, tasks
 
-    settings = config(arguments.out, words[split + 1 :])
+    settings = config(arguments.out, words)
     recorders.say("building the model")
     model = model_path(arguments)
     rollouts = rollout_function(arguments, settings, model)
@@ -214,7 +219,7 @@ def main() -> None:
         elif not arguments.lora and trainer.accelerator.num_processes == 1:
             models_on_disk.saved(trainer, Path(model), arguments.model in MADE, arguments.out / "final", facts_path)
         if arguments.variants:
-            extra_runs.run_variants(arguments, words[split + 1 :], model)
+            extra_runs.run_variants(arguments, words, model)
     finally:
         if arguments.rollouts in SEPARATE:
             rollouts.generator.close()

@@ -27,9 +27,9 @@ from seatrial.instruments.refit.refit_driver import REPLICA, RefitDriver
 from seatrial.instruments.shadow import formulas
 from seatrial.instruments.shadow.interface import ShadowSettings
 from seatrial.instruments.trl import seeded_rollouts
-from seatrial.instruments.trl.import_proofs import WRONG_IMPORT
 from seatrial.instruments.trl.recorders import say
 from seatrial.instruments.trl.seeded_rollouts import RefittedRollouts
+from seatrial.instruments.witness import WRONG_IMPORT
 
 PROCESS = "vllm"
 PACKAGES = ("torch", "transformers", "vllm")
