@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.instruments.trl import train
-from seatrial.instruments.trl.import_proofs import TRAINER, Imports
+from seatrial.instruments.trl.train import TRAINER
+from seatrial.instruments.witness import ImportProofs
 
 STEPS = 4
 OTHER_SEED = "7"
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args(own)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    imports = Imports(arguments.imports, train.process_name(), arguments.under_test)
+    imports = ImportProofs(arguments.imports, train.process_name(), arguments.under_test)
     imports.prove(TRAINER)
     from seatrial.instruments import facts
     from seatrial.instruments.trl import recorders

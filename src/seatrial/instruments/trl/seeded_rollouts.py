@@ -20,7 +20,7 @@ from seatrial.instruments.engines.transformers_generator import Generator, conne
 from seatrial.instruments.refit.agreement import Mismatch, token_mult_prob_error
 from seatrial.instruments.refit.payload_header import TRANSPORTS, RefitRefused
 from seatrial.instruments.refit.refit_driver import RefitDriver, RefittedGenerator
-from seatrial.instruments.trl.import_proofs import GENERATOR, Imports
+from seatrial.instruments.witness import ImportProofs
 
 
 def seeds(prompts: Sequence[str], step: int, seed: int) -> list[int]:
@@ -177,6 +177,10 @@ class RefittedRollouts:
             self.driver.end()
 
 
+PACKAGES = ("torch", "transformers")
+"""What the generation process imports."""
+
+
 class SeededGenerator(Generator):
     """A generation process with this sampling."""
 
@@ -198,8 +202,8 @@ def main() -> None:
     parser.add_argument("--under-test", action="append", default=[])
     parser.add_argument("--fault")
     arguments = parser.parse_args()
-    imports = Imports(arguments.imports, "generator", arguments.under_test)
-    imports.prove(GENERATOR)
+    imports = ImportProofs(arguments.imports, "generator", arguments.under_test)
+    imports.prove(PACKAGES)
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, local_files_only=True)
@@ -208,7 +212,7 @@ def main() -> None:
     row = {"fact": "process", "process": "generator", "tied": tied, "pid": os.getpid(), "parent": os.getppid(), "device": str(model.device)}
     facts.append(arguments.facts, row)
     connect(arguments.socket, SeededGenerator(model, arguments.fault))
-    imports.close(GENERATOR)
+    imports.close(PACKAGES)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,18 @@ what a user appends overrides what the level sets.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from seatrial.instruments.trl.import_proofs import TRAINER, Imports
+from seatrial.instruments.witness import ImportProofs
+
+TRAINER = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 SEPARATE = ("generator", "vllm", "synced")
 """Rollouts that come from another process."""
@@ -48,6 +52,39 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--under-test", action="append", default=[], metavar="PACKAGE=ROOT")
     made.add_argument("--fault")
     return made
+
+
+class _Absent:
+    def __init__(self, *_: object, **__: object) -> None:
+        raise RuntimeError("the trainer's process has no vLLM of its own: generation runs in the server")
+
+
+def _no_transport(*_: object, **__: object) -> None:
+    raise RuntimeError("no transport was put in place by vllm_rollouts")
+
+
+STAND_IN: dict[str, dict[str, Any]] = {
+    # The newest version that TRL 1.16 says it supports.
+    "vllm": {"__version__": "0.31.0", **dict.fromkeys(("LLM", "RequestOutput", "SamplingParams"), _Absent)},
+    "vllm.sampling_params": {"StructuredOutputsParams": _Absent},
+    "vllm.utils": {},
+    "vllm.utils.network_utils": {"get_ip": lambda: "127.0.0.1"},
+    "vllm.distributed": {},
+    "vllm.distributed.weight_transfer": {},
+    "vllm.distributed.weight_transfer.nccl_common": {"trainer_init": _no_transport},
+    "vllm.distributed.weight_transfer.packed_tensor": {"packed_nccl_broadcast_producer": _no_transport},
+}
+"""The names that TRL imports of vLLM in a trainer that only talks to a server: the real vLLM, in its own process and environment."""
+
+
+def allow_vllm_import() -> None:
+    """Before TRL is imported: it takes up its client of vLLM only where `vllm` can be imported. An installed one goes first."""
+    if importlib.util.find_spec("vllm") is not None:
+        return
+    for name, held in STAND_IN.items():
+        module = importlib.util.module_from_spec(ModuleSpec(name, None, is_package=True))
+        vars(module).update(held)
+        sys.modules[name] = module
 
 
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:
@@ -181,10 +218,8 @@ def main() -> None:
     own, words = split_words(sys.argv[1:])
     arguments = parser().parse_args(own)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    imports = Imports(arguments.imports, process_name(), arguments.under_test)
+    imports = ImportProofs(arguments.imports, process_name(), arguments.under_test)
     if arguments.rollouts == "synced":
-        from seatrial.instruments.trl.import_proofs import allow_vllm_import
-
         allow_vllm_import()
     imports.prove(TRAINER)
     from seatrial.instruments.trl import extra_runs, models_on_disk, recorders, tasks
