@@ -3,15 +3,13 @@
 `changed.json` of the level directory names the changed files (repository, path, SHA-256 of the contents). What runs of them is appended
 to `executed.jsonl` beside it: one row per process that watches, then rows of functions by name, first line and column.
 
-- The code under test stays as it is: no function is wrapped, no bytecode rewritten. The code object of a changed file is kept as Python's
-  loader returns it, and with it every function in it, nested ones and lambdas included, whoever binds, copies or decorates them.
-- Python 3.12 and newer report each function once by `sys.monitoring`, and pay nothing from then on. Older ones count the first runs of
-  every code object by themselves, to know when it is worth optimizing; that counter is read now and then. Where it lies is found out
-  by running a function of ours, not assumed. Where neither works, the first row says so. (Before 3.11 a generator that is made and
-  dropped before it began counts as run.)
-- torch.compile runs other code in place of a function, and traces what that calls: Dynamo tells us of both. A function that cloudpickle
-  sends by value is a new code object where it arrives, and is taken up there.
-- What runs while the interpreter starts (`sitecustomize`, `usercustomize`, `.pth` files) was not run by the loop, and does not count.
+- No function is wrapped, no bytecode rewritten. The code object of a changed file is kept as Python's loader returns it, and with it every
+  function in it, whoever binds, copies or decorates them.
+- Python 3.12 and newer report each function once by `sys.monitoring`. Older ones count the first runs of every code object; that counter is
+  read now and then, from where a function of ours shows that it lies. Where neither works, the first row says so. (Before 3.11 a generator
+  that is made and dropped before it began counts as run.)
+- torch.compile runs other code in place of a function: Dynamo tells us of it. A function that cloudpickle sends is taken up on arrival.
+- What runs while the interpreter starts (`sitecustomize`, `.pth` files) was not run by the loop, and does not count.
 - Standard library only, Python 3.9 or newer. Nothing here raises into the loop: what fails is said in a row.
 """
 

@@ -1,8 +1,7 @@
 """What every instrument and driver shares: rows of facts, the type of a loop's seeded fault, and the prompts of its built-in task.
 
-Runs inside a loop's interpreter: standard library only. A fact is one JSON object on one line. A single `write` on a descriptor
-opened for appending writes it, so rows of several processes never interleave, and a killed process leaves at most one torn last line,
-which the reader reports.
+A fact is one JSON object on one line, written by a single `write` on a descriptor opened for appending: rows of several processes never
+interleave, and a killed process leaves at most one torn last line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Load a model's configuration and tokenizer as its loop would, and say what is wrong. Runs in the loop's own interpreter.
 
-- Reads `{"path": …, "tokenizer": bool}` on standard input, prints one JSON object.
-- Offline, without code of the model itself (`trust_remote_code` is off), and without its weights.
-- Each problem has a code, and the error in one line; nothing is judged here.
+It reads `{"path": …, "tokenizer": bool}` on standard input and prints one JSON object: each problem has a code and the error in one line.
+Offline, without code of the model itself (`trust_remote_code` is off), and without its weights.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Where the driver and a real Ray worker would import packages from, before anything is trained. Exit code 90: a mismatch.
 
-    python -m seatrial.instruments.ray_imports --out DIR --phase-dir DIR --packages a,b --claims JSON [--assertions JSON]
-        [--py-executable TEXT] [--may-lack imports-driver,imports-worker]
-
-- The worker runs in the runtime environment that training gives to its workers: PYTHONPATH, and the command that starts
-  them. With RAY_ADDRESS it is a worker of that cluster, else of one that starts and ends here.
+- The worker runs in the runtime environment that training gives to its workers. With RAY_ADDRESS it is a worker of that cluster.
 - Packages are located, not imported: a worker without a GPU cannot import them all, and only training may count as use.
 - Driver and worker must find every package at the same place, and one under test in its checkout. Where each has an
   environment of its own, one of them may lack a package: then what the other says counts.

@@ -1,11 +1,8 @@
 """What workers on every node of a running Ray cluster import, from where. Runs in the loop's interpreter.
 
-- Standard library, and Ray where it is used; Python 3.10 or newer: `python -m seatrial.instruments.ray_nodes --out FILE …`.
-- One task is pinned to each node that is alive, with the variables that training gives its workers. It brings its own
-  code along: the probes need not be visible on other nodes. A node that does not answer before the deadline, or whose task
-  fails, stands in the facts with its error; none is dropped.
-- Facts go to a file as one JSON object, written whole. The exit code is 0 when the expected nodes all answered, else 1;
-  what they answered is judged elsewhere.
+- One task is pinned to each node that is alive, with the variables that training gives its workers. It brings its own code along. A node
+  that does not answer before the deadline, or whose task fails, stands in the facts with its error.
+- The exit code is 0 when the expected nodes all answered, else 1; what they answered is judged elsewhere.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
 It reads SEATRIAL_IMPORTS (the level directory, where imports.jsonl and loaded.jsonl are appended to), SEATRIAL_UNDER_TEST
 (`package=root` entries, joined like a search path) and SEATRIAL_WATCH (further packages worth recording, separated by commas).
 
-- Packages that are imported already are reported as `imported`, the others are located as `found`, and reported as
-  `imported` once something really imports them.
-- Files of the checkouts are recorded as they are loaded: Ray ends its workers without running what they registered for
-  their end.
+- Packages that are imported already are reported as `imported`, the others as `found`, and as `imported` once something imports them.
+- Files of the checkouts are recorded as they are loaded: Ray ends its workers without running what they registered for their end.
 - A package under test that comes from elsewhere ends the process. One that cannot be found at all does, too, unless the
-  processes of the loop have environments of their own: what is not there cannot be used, and the judge wants it from another.
+  processes of the loop have environments of their own: then the judge wants it from another.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Hash and delta coding of CUDA tensors: bits.cu, compiled for the device at first use by NVRTC.
+"""Hash and delta coding of CUDA tensors: bits.cu, compiled for the device at first use by NVRTC, which comes with torch.
 
-- NVRTC comes with every CUDA build of torch; neither nvcc nor a C++ compiler is needed.
 - All tensors of a call are one launch, over a table of their addresses. Values are those of the CPU, bit for bit.
 - Encoding takes scratch memory of 3 bytes per 16 bytes of weights; where that is not free, tensors are encoded in groups.
-- Everything runs on torch's current stream; results that are Python numbers cost one synchronization per group.
+- Results that are Python numbers cost one synchronization per group.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The C kernels of bits.c for CPU tensors: the functions of `plain`, with the same values, compiled on first use and cached.
 
-- The compiler is $CC, or the first of cc, gcc, clang. Without one, or when it fails, `library()` is None and `why_not()` gives the reason;
-  the kernels in plain torch run then. SEATRIAL_NATIVE=0 selects them.
-- The cache is `native/` beside the environments; its key covers source, flags, compiler and processor, because the code is compiled
-  for this processor. Two processes may build at once: the last rename wins, and both files are the same.
+- The compiler is $CC, or the first of cc, gcc, clang. Without one, or with SEATRIAL_NATIVE=0, the kernels in plain torch run.
+- The key of the cache covers source, flags, compiler and processor. Two processes may build at once: the last rename wins.
 - Loading a library runs its code. So the cache is used only if file, directory and `native/` belong to root or to us and no other user
   can write there; otherwise every process uses a private temporary directory. A file ends with a hash of itself: a torn one is rebuilt.
 - A library that does not give a known hash is not used.

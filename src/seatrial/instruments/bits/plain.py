@@ -1,10 +1,8 @@
 """The hash's constants and the reference kernels in plain torch, on any device; the C and CUDA kernels must give the same values.
 
-- The hash of some bytes is two 64-bit sums over blocks of 16 KiB, the last one padded with zeros. Each block goes through NH (of UMAC)
-  twice with shifted keys, is mixed with its position, and added up. Two different inputs have the same sums with a probability of
-  about 2^-64. The hash finds faults; it does not resist an adversary who knows the keys.
-- Kernels work on flat contiguous uint8 tensors (`flat`); `delta` and `fingerprint` have checked that sizes agree. They are slow, and the
-  delta coding takes several times the memory of its input. Machines without a compiler use them.
+- The hash of some bytes is two 64-bit sums over blocks of 16 KiB: NH (of UMAC) twice with shifted keys, mixed with the position. Two
+  different inputs have the same sums with a probability of about 2^-64. It finds faults; it resists no adversary who knows the keys.
+- Kernels work on flat contiguous uint8 tensors (`flat`) whose sizes agree. They are slow; machines without a compiler use them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The refit probe inside the workers of another framework, without an edit there: wraps its entry points as they are imported.
 
-`start` waits for the modules of upstream that move weights, and wraps them as they are imported. The start-up path is that of
-the import witness: `VERL_USE_EXTERNAL_MODULES` in verl, `sitecustomize` in NeMo-RL; our instruments are on PYTHONPATH there.
-
-- SEATRIAL_REFIT_FACTS=/path/facts.jsonl turns it on. Without it nothing is imported, wrapped or written.
-- A process writes {"fact": "waiting"} as it starts, and {"fact": "attached"} for each module of upstream that it found, with what
-  was missing. A run in which no generator attached has proven nothing.
-- A wrapped function keeps its arguments, results and exceptions, and leaves a fact for each call. `Target` says what an adapter expects
-  of upstream.
+The start-up path is that of the import witness: `VERL_USE_EXTERNAL_MODULES` in verl, `sitecustomize` in NeMo-RL.
+- SEATRIAL_REFIT_FACTS=/path/facts.jsonl turns it on. A process writes {"fact": "waiting"} as it starts, and {"fact": "attached"} for each
+  module of upstream that it found, with what was missing. A run in which no generator attached has proven nothing.
+- A wrapped function keeps its arguments, results and exceptions, and leaves a fact for each call.
 - `graft` adds our methods to the worker of a running engine, and `via_rpc(engine, method, …)` calls them: of a vLLM LLM object, the handle
   of a Ray actor that holds an engine, or the URL of a vLLM server in development mode. It returns one answer per worker. verl's own
   `collective_rpc` drops the answers and NeMo-RL's actors have none, so the engine inside the actor is asked.

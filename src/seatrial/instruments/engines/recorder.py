@@ -1,15 +1,11 @@
 """What one process sent or received in a refit, as facts, and what the model of a generation worker holds, by exported name.
 
-Runs inside a worker of the loop: standard library, torch lazily.
-- `RefitRecorder` appends to one file, `RefitCall` is one refit as one process sees it. A tensor is hashed before it is passed on and
-  not kept: transfer buffers are used again as soon as the call returns. One batch is hashed at once, so that a GPU is waited
-  for once per batch.
+- A tensor is hashed before it is passed on and not kept: transfer buffers are used again as soon as the call returns.
 - Nothing raised here reaches the loop. It becomes a row {"fact": "probe_error"}, which the judge takes for a missing proof.
-- Rows: "attached" (what was found in upstream), "hashes" (side sent, relayed, received or live), "map", "coverage", "refit",
-  "version", "probe_error". `version` counts the refits of this process from 1; `passed` is what the framework itself said.
-- `Live` learns the map once, after the first refit, through the model's own load_weights, and restores the weights bit for bit.
-  It needs a second copy of the weights for that time, on the host. Where vLLM packs weights away, it learns on a twin. A name that does
-  not lie wholly on this rank, or that the loader transforms, is left out and counted.
+- Rows: "attached", "hashes" (side sent, relayed, received or live), "map", "coverage", "refit", "version", "probe_error". `version` counts
+  the refits of this process from 1; `passed` is what the framework itself said.
+- `Live` learns the map after the first refit, through the model's own load_weights, and restores the weights bit for bit: it needs a second
+  copy of them on the host. Where vLLM packs weights away, it learns on a twin. Names that are not whole on this rank are left out.
 """
 
 from __future__ import annotations

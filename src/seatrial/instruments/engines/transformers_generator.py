@@ -1,13 +1,9 @@
 """A generation process that holds a plain transformers model, refitted by payloads over a local socket; and `Remote`, its client.
 
-Runs inside a loop's interpreter. It takes payloads by `weight_transfer.Consumer`, hashes what its live parameters really hold, and learns
-the coordinate map through its own loader. Weights go in by name, so the loader is the simplest; the map adds that every other tensor of the
-model is watched, too. A buffer that changed since the start is in the hashes under its own name, with a mark that no exported weights
-have.
-
-- Most seeded faults act here, after the consumer has proven its work: that is where engines lose weights (caches, copies, late writes),
-  and where only reading the live weights can find it.
-- `Remote` uses the standard library only. Every wait has a deadline and says what it waits for; leaving the context ends the process.
+It takes payloads by `weight_transfer.Consumer`, and hashes what its live parameters really hold. Weights go in by name; the coordinate map
+adds that every other tensor of the model is watched, too: a buffer that moved is in the hashes under its own name, with a mark.
+- Most seeded faults act here, after the consumer has proven its work: that is where engines lose weights (caches, copies, late writes).
+- `Remote` uses the standard library only. Every wait has a deadline; leaving the context ends the process.
 """
 
 from __future__ import annotations

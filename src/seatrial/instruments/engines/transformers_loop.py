@@ -2,9 +2,8 @@
 
     python -m seatrial.instruments.engines.transformers_loop --model DIR --out DIR --steps N [--transport …] [--fault NAME]
 
-Runs inside an interpreter with torch and transformers. This process is the policy: it samples from the generator, makes one
-policy-gradient step, and refits. Each refit is compared before (the negative control) and after, name by name, by the bits that
-the generator's live parameters hold. Everything found goes to DIR/facts.jsonl; the judgement is made outside.
+This process is the policy: it samples from the generator, makes one policy-gradient step, and refits. Each refit is compared before (the
+negative control) and after, name by name, by the bits of the generator's live parameters.
 """
 
 from __future__ import annotations

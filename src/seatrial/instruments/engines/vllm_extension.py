@@ -1,16 +1,13 @@
 """The worker extension for vLLM: `--worker-extension-cls seatrial.instruments.engines.vllm_extension.Extension`.
 
 - Its methods are called in every worker: `POST /collective_rpc` of a server in development mode, or `LLM.collective_rpc(name, kwargs=…)`.
-  All names begin with `seatrial_`; all answers are plain JSON objects. Nothing is served while a method runs.
+  All answers are plain JSON objects.
 - In a vLLM process this module also registers the weight-transfer backend `seatrial`: payload files of `instruments.refit` through vLLM's
-  own weight-update calls. `update_weights` gets `{"path": …}`. The payload is checked whole before anything is touched: bytes, version,
-  base, names, layout. A sparse payload is applied to the weights as read from the live model, whose fingerprint must be its base.
-- Loading goes through `model.load_weights` inside vLLM's layerwise reload.
-- `update_weights` with `{"names": …, "dtype_names": …, "shapes": …}` is what vLLM's NCCL backend takes: the tensors come over the stream
-  of `vllm_server` and are loaded as they come. A tensor that the trainer forgets stays as it is, and is for the readback to find.
-- A refusal is raised to the caller, and leaves the weights and the version as they were. A load that raises leaves the version as it
-  was and the weights torn: the next payload must be full, since a torn base is refused.
-`seatrial_read` and `seatrial_verify` look at what the engine really holds.
+  own weight-update calls. The payload is checked whole before anything is touched. A sparse one is applied to the weights as read from
+  the live model, whose fingerprint must be its base.
+- `update_weights` with names, dtypes and shapes is what vLLM's NCCL backend takes: the tensors come over the stream of `vllm_server`. A
+  tensor that the trainer forgets stays as it is, and is for the readback to find.
+- A refusal leaves weights and version as they were. A load that raises leaves the weights torn: the next payload must be full.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     python -m seatrial.instruments.engines.vllm_loop --model DIR --out DIR --steps N [--transport …] [--fault NAME] [-- SERVER OPTIONS]
 
-Runs inside an interpreter with torch, transformers and vLLM. This process is the policy; the server is started by it, gets its
-weights through vLLM's own weight-update routes, and is ended with it. What its workers really hold is read back after every refit,
-and compared with the export element for element. Everything found goes to DIR/facts.jsonl; the judgement is made outside.
+This process is the policy. It starts the server, sends weights through vLLM's own weight-update routes, and reads back after every refit
+what the workers really hold.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """A vLLM server with the refit extension: starts it on a loopback port, asks it, streams tensors to it, ends it with all its processes.
 
-Standard library and, lazily, torch. Every call has a deadline; an error names what was waited for and what the server said.
-- The server runs in its own process group. Waiting is cut short when the server dies; its last lines are then in the error. A free port
-  may be taken when the server binds it, so an answer counts only while our processes alone listen there.
+- Every call has a deadline. A free port may be taken when the server binds it, so an answer counts only while our processes alone listen.
 - A sample carries the version that the generator held when it was dispatched; a generator that changes under a request is an error.
 - The stream stands in for an NCCL broadcast: bytes in the announced order, without names. Each tensor is framed by its length, so a
-  sender that leaves one out or adds one is an error and not a shift of all that follow. A sender that fails closes the connection.
+  sender that leaves one out or adds one is an error and not a shift of all that follow.
 """
 
 from __future__ import annotations

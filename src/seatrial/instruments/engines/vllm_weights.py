@@ -1,17 +1,13 @@
 """What one vLLM worker really computes with, in checkpoint layout, and what it can prove: map, fingerprints, coverage, version.
 
 On a GPU a parameter holds its weights, and they are read from it. On a CPU vLLM packs them away after loading:
-- a linear layer keeps a copy behind `cpu_linear`, which is read back through the layer's own forward with unit vectors
-  ("forward"). That shows every bit but the sign of a zero, and makes a whole row non-finite if one weight in it is;
-- experts are permuted in place. The permutation is learned by letting vLLM pack element numbers, and undone; then the module's
-  output is compared with plain torch on the weights that were read ("compare").
-The packing is learned from twins: fresh models of the same configuration, built and processed by vLLM's own code.
+- a linear layer keeps a copy behind `cpu_linear`, which is read back through the layer's own forward with unit vectors ("forward"). That
+  shows every bit but the sign of a zero, and makes a whole row non-finite if one weight in it is;
+- experts are permuted in place. The permutation is learned by letting vLLM pack element numbers in twins (fresh models of the same
+  configuration), and undone; then the module's output is compared with plain torch on the weights that were read ("compare").
 
-- A parameter that is read from memory proves nothing about a module that uses a copy of its own. So modules are run as well
-  (`disagreeing_outputs`): an embedding must give its rows bit for bit, and a norm of ones is its weights, scaled.
-- One `Proof` per model, kept as long as the model lives; the worker extension answers from it. References are safetensors files, or
-  directories of them, with the weights as the policy exports them. A tied weight that the engine packed under a second name counts as a
-  copy of its own: it must be right as well.
+- A parameter that is read from memory proves nothing about a module that uses a copy of its own, so embeddings and norms are run as well.
+- A tied weight that the engine packed under a second name counts as a copy of its own: it must be right as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One trained model of a run: its independent forward pass, the gradient that its optimizer saw, and the update.
 
 The forward pass is a pinned transformers release in fp64 or fp32, with weights that the record gives. Adapters are applied by their
-formula, not by PEFT: the weight of an adapted layer becomes W + scale * B A (DoRA: its columns scaled to the learned magnitude), and
-gradients flow back to A and B.
+formula, not by PEFT, and gradients flow back to their factors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Recomputes every recorded step from dataset rows, drawn tokens and configured values, and compares stage by stage.
 
-The proof is the chain: rows of the dataset, tokens drawn from the right distribution, our own rewards, and from these the gradient
-that torch's optimizer saw and the weights that it left. What the trainer calls advantages, masks or log-probabilities is read only
-where that chain breaks, to name the stage (see `locate_stage`).
+What the trainer calls advantages, masks or log-probabilities is read only where that chain breaks, to name the stage (`locate_stage`).
 """
 
 from __future__ import annotations
