@@ -43,8 +43,7 @@ class BatchRecord:
 
     def __init__(self, directory: Path, steps: int | None = None) -> None:
         self.directory, self.steps, self.number, self.step = directory, steps, 0, 1
-        self.done = 0
-        """The last step whose update is recorded."""
+        self.done = 0  # the last step whose update is recorded
         (directory / TENSORS).mkdir(parents=True, exist_ok=True)
 
     def open(self) -> bool:
@@ -87,13 +86,11 @@ class UpdateHooks:
         from torch.optim import optimizer
 
         self.record, self.model, self.prefix = record, model, prefix
-        self.computed = computed
-        """Called when the gradients of a micro-batch arrive, at least once for each."""
+        self.computed = computed  # called when the gradients of a micro-batch arrive, at least once for each
         self.names = {id(value): name for name, value in model.named_parameters()}
         self.whole = sum(value.numel() for value in model.parameters()) <= KEEP_NUMEL
         trained = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
-        self.kept_whole = set(trained) if sum(trained.values()) <= KEEP_NUMEL else set()
-        """Of a large model: its adapters, if it has any."""
+        self.kept_whole = set(trained) if sum(trained.values()) <= KEEP_NUMEL else set()  # of a large model: its adapters, if it has any
         self.norms: dict[str, float] = {}
         self.handles = [
             optimizer.register_optimizer_step_pre_hook(self._before),

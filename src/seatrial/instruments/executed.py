@@ -78,8 +78,7 @@ class PendingCode:
 
     changed: Changed
     waiting: dict[int, tuple[CodeType, int]] = field(default_factory=dict)
-    startup: bool = False
-    """The interpreter itself loaded it, and what it runs until its start is over does not count."""
+    startup: bool = False  # the interpreter itself loaded it, and what it runs until its start is over does not count
 
 
 class ExecutedRecorder:

@@ -36,12 +36,9 @@ def append(path: str | os.PathLike[str], row: dict[str, Any]) -> None:
 
 
 class LoopFault(NamedTuple):
-    text: str
-    """What it does."""
-    levels: tuple[int, ...]
-    """The levels that are to catch it."""
-    stage: str = ""
-    """The stage of the step proof that names it at the first of these levels; empty: another check catches it."""
+    text: str  # what it does
+    levels: tuple[int, ...]  # the levels that are to catch it
+    stage: str = ""  # the stage of the step proof that names it at the first of these levels; empty: another check catches it
 
 
 WORDS = ("add", "take", "make", "find", "turn", "sort", "name", "pick")

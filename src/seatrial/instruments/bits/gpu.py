@@ -77,12 +77,10 @@ MAX_DYNAMIC_SHARED = 8
 class Delta(NamedTuple):
     """What changed in the tensors of a plan: three arrays for all of them, on the device."""
 
-    counts: Any
-    """32 per tile, also for rows that a tensor does not have."""
+    counts: Any  # 32 per tile, also for rows that a tensor does not have
     offsets: Any
     values: Any
-    ends: Sequence[int]
-    """Where the entries of each tensor end."""
+    ends: Sequence[int]  # where the entries of each tensor end
     changed: Sequence[int] = ()
     sums: Sequence[Sums] = ()
 

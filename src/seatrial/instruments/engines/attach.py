@@ -49,21 +49,16 @@ class Target:
     module: str
     side: str
     owner: str
-    calls: tuple[str, ...]
-    """Entry points, of whatever version: those that exist are wrapped, the others are named as missing."""
-    stream: str = ""
-    """Generator: the method that is given each list of (name, tensor). Policy: the parameter with the stream."""
-    extends: bool = False
-    """Whether it is the worker extension, which gets our `seatrial_` methods."""
+    calls: tuple[str, ...]  # entry points, of whatever version: those that exist are wrapped, the others are named as missing
+    stream: str = ""  # generator: the method that is given each list of (name, tensor). Policy: the parameter with the stream.
+    extends: bool = False  # whether it is the worker extension, which gets our `seatrial_` methods
     aside: Callable[[str, Mapping[str, Any]], str] = _nothing
     """Generator: why a call of this entry point with these arguments cannot be proven; "" if it can."""
-    mapped: str = ""
-    """Policy: the parameter with a function of (name, tensor) that returns what is really sent."""
+    mapped: str = ""  # policy: the parameter with a function of (name, tensor) that returns what is really sent
     stage: str = TRANSFER
     sends: Callable[[Mapping[str, Any]], bool] = _always
     """Policy: whether a call with these arguments sends at all; every rank of a job may run the export."""
-    optional: bool = False
-    """Whether a version of upstream may lack the owner without a proof being lost."""
+    optional: bool = False  # whether a version of upstream may lack the owner without a proof being lost
 
 
 def attach_target(target: Target, module: ModuleType, recorder: RefitRecorder, extension: Callable[[type], list[str]]) -> None:

@@ -105,8 +105,7 @@ class Live:
         self.layouts = dict(layouts)
         # A proof of its own: what is asked of the extension in the same worker must not change the map that hooks judge by.
         self.proof = _AsSent(model, config, shapes)
-        self.map = self.proof.learn(shapes, "twin" if packs(worker) else "live", model.load_weights)
-        """The fact."""
+        self.map = self.proof.learn(shapes, "twin" if packs(worker) else "live", model.load_weights)  # the fact
         self.last: dict[str, str] = {}
 
     def fits(self, worker: Any, layouts: Mapping[str, list[Any]]) -> bool:
@@ -135,8 +134,7 @@ class RefitRecorder:
         self.incarnation = f"{self.process}:{time.time_ns()}"
         self.versions: dict[str, int] = {}
         self.active: dict[str, RefitCall] = {}
-        self.relays = False
-        """Whether this process passes on what it got from another: then what it sends is not the policy's word."""
+        self.relays = False  # whether this process passes on what it got from another: then what it sends is not the policy's word
         self.live: Live | None = None
 
     def write(self, fact: str, **fields: Any) -> None:

@@ -351,8 +351,7 @@ class Sender:
             except TimeoutError:
                 raise StreamError(f"no worker connected to {address}:{port} within {seconds:.0f} s") from None
         self._socket.settimeout(seconds)
-        self.group = SimpleNamespace(store=None, socket=None)
-        """What TRL lets go of at its end."""
+        self.group = SimpleNamespace(store=None, socket=None)  # what TRL lets go of at its end
         self.bytes = 0
 
     def send(self, tensors: Iterable[Any]) -> None:

@@ -46,8 +46,7 @@ class CannotRead(RuntimeError):
 class Layout:
     """How runtime tensors keep their weights; empty when all of them hold them plainly."""
 
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of every packed tensor, as in a checkpoint."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every packed tensor, as in a checkpoint
     permuted: dict[str, Any] = field(default_factory=dict)
     """For each place of a packed tensor, its place in checkpoint layout; -1 for padding. Absent: read by forward."""
 
@@ -345,15 +344,12 @@ class Proof:
     def __init__(self, model: Any, config: Any) -> None:
         self._model, self.config = weakref.ref(model), config
         self.version, self.incarnation = 0, f"{os.getpid()}-{time.time_ns()}"
-        self.refused: dict[str, Any] | None = None
-        """Why the last payload was refused."""
+        self.refused: dict[str, Any] | None = None  # why the last payload was refused
         self.map: map_learner.Map | None = None
         self.layout = Layout()
-        self._ties: dict[str, str] = {}
-        """Runtime names over the memory of another one, before vLLM packed anything."""
+        self._ties: dict[str, str] = {}  # runtime names over the memory of another one, before vLLM packed anything
         self._watch: tensor_coverage.LoaderWatch | None = None
-        self._loose: tuple[str, ...] = ()
-        """Runtime tensors that no exported element explains: they must keep their bits."""
+        self._loose: tuple[str, ...] = ()  # runtime tensors that no exported element explains: they must keep their bits
 
     @property
     def model(self) -> Any:

@@ -42,8 +42,7 @@ class Cells:
 
     shares: Any
     drawn: Any
-    places: Any
-    """Between -1/2 and 1/2, with mean zero."""
+    places: Any  # between -1/2 and 1/2, with mean zero
     variances: Any
     open_rows: Any
 
@@ -53,15 +52,12 @@ class Draws:
     """Sums over all drawn tokens of a run."""
 
     tests: dict[str, Sum] = field(default_factory=dict)
-    counts: Any = None
-    """For each token of the vocabulary: how often it was drawn, beyond what was to be expected."""
+    counts: Any = None  # for each token of the vocabulary: how often it was drawn, beyond what was to be expected
     spreads: Any = None
-    last: list[Cells] = field(default_factory=list)
-    """The positions of the last generation, and of this one."""
+    last: list[Cells] = field(default_factory=list)  # the positions of the last generation, and of this one
     now: list[Cells] = field(default_factory=list)
     impossible: int = 0
-    least: float = 1.0
-    """The smallest chance of a token that was drawn: of it, or of one as unlikely."""
+    least: float = 1.0  # the smallest chance of a token that was drawn: of it, or of one as unlikely
     tokens: int = 0
 
     def begin(self) -> None:

@@ -288,8 +288,7 @@ class Terms:
             self.clipped = bounded * advantage < free * advantage
             if s.dual_clip is not None:
                 policy = torch.where(advantage < 0, torch.min(policy, -s.dual_clip * advantage), policy)
-        self.kept = advantage
-        """Advantages of what was not left out as too far off the policy."""
+        self.kept = advantage  # advantages of what was not left out as too far off the policy
         if s.off_policy_threshold is not None:
             stays = off_policy_mask(advantage, logps, old if said is None else said, mask, s.off_policy_threshold)
             policy, self.kept = policy * stays, advantage * stays
@@ -427,8 +426,7 @@ class Moments:
     def __init__(self, settings: ShadowSettings, norms: Container[str] = ()) -> None:
         self.settings, self.norms = settings, norms
         self.state: dict[str, dict[str, Any]] = {}
-        self.slack: dict[str, Any] = {}
-        """What rounding in fp32 may change of each weight, where a gradient and a decay nearly cancel."""
+        self.slack: dict[str, Any] = {}  # what rounding in fp32 may change of each weight, where a gradient and a decay nearly cancel
 
     def decays(self, name: str, dimensions: int) -> bool:
         """Whether weight decay applies to a parameter, by the rule of `Settings.decays`: `named` also knows norms as layers of torch."""

@@ -142,19 +142,13 @@ def rewards(made: Round) -> None:
 @dataclass(frozen=True)
 class WrongStage:
     batch: Sequence[MicroBatch]
-    expected: Gradient
-    """Ours, before clipping."""
-    seen: Gradient
-    """What the optimizer saw, after clipping: whole tensors, or samples."""
-    accumulated: Mapping[str, float]
-    """The norm of each tensor's gradient before clipping, where one process sees all of it."""
+    expected: Gradient  # ours, before clipping
+    seen: Gradient  # what the optimizer saw, after clipping: whole tensors, or samples
+    accumulated: Mapping[str, float]  # the norm of each tensor's gradient before clipping, where one process sees all of it
     norm: float
-    clip: float
-    """Ours: what clipping multiplies the gradient by."""
-    tensor: str
-    """The one that is off most."""
-    same_norms: bool
-    """Whether the norms before clipping are ours, as far as they are known."""
+    clip: float  # ours: what clipping multiplies the gradient by
+    tensor: str  # the one that is off most
+    same_norms: bool  # whether the norms before clipping are ours, as far as they are known
     settings: ShadowSettings
     diverged: Callable[..., Diverged] = Diverged
 

@@ -163,8 +163,7 @@ class Network:
         layout: Layout | None = None,
     ) -> None:
         self.s, self.found, self.where = settings, found, dict(where or {})
-        self.release = True
-        """Whether the release knows the architecture."""
+        self.release = True  # whether the release knows the architecture
         try:
             self.policy = ShadowPolicy(model, torch.float64, settings.lora, critic, layout)
             self.single = ShadowPolicy(model, torch.float32, settings.lora, critic, layout)
@@ -173,24 +172,17 @@ class Network:
             self.unproven(dict.fromkeys(("weights", *FORWARD), f"{error}: no independent forward pass is possible"))
         self.moments = formulas.Moments(settings, self.policy.norms() if self.release else set())
         self.weights: dict[str, Tensor] = {}
-        self.kept: dict[str, Tensor] = {}
-        """The weights as they are recorded: of a large model, samples."""
-        self.left: Mapping[str, str] = {}
-        """Hashes of the weights that the last step left, where not all of them are recorded whole."""
-        self.known = True
-        """Whether every weight is known: those of a large model are until its first update."""
+        self.kept: dict[str, Tensor] = {}  # the weights as they are recorded: of a large model, samples
+        self.left: Mapping[str, str] = {}  # hashes of the weights that the last step left, where not all of them are recorded whole
+        self.known = True  # whether every weight is known: those of a large model are until its first update
         self.reference: dict[str, Tensor] = {}
         self.trainable: list[str] = []
         self.batch: list[MicroBatch] = []
-        self.gap: dict[str, float] = {}
-        """The shadow's own fp32 error of each gradient."""
-        self.largest = 0.0
-        """The largest norm of a gradient so far."""
-        self.noisy = False
-        """Whether fp32 rounds so much at this step that its values say little."""
+        self.gap: dict[str, float] = {}  # the shadow's own fp32 error of each gradient
+        self.largest = 0.0  # the largest norm of a gradient so far
+        self.noisy = False  # whether fp32 rounds so much at this step that its values say little
         self.steps = 0
-        self.own_law = False
-        """Whether the loop is of the version whose laws are known."""
+        self.own_law = False  # whether the loop is of the version whose laws are known
         if self.release and self.policy.dropout():
             self.unproven(dict.fromkeys(FORWARD, f"{self.policy.dropout()} of the model is random"))
 

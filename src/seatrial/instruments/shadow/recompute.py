@@ -36,36 +36,21 @@ class Shadow:
         if self.actor.release:
             self.policy, self.single = self.actor.policy, self.actor.single
         self.round: Round | None = None
-        self.parts: list[Moment] = []
-        """Of a generation that is not whole yet."""
-        self.fresh: list[Round] = []
-        """Generated for the step that is being recorded."""
-        self.calls: dict[str, list[Moment]] = {}
-        """Of reward functions that were not asked for every row yet."""
-        self.passes = 0
-        """Forward passes of one process so far."""
-        self.tokens = 0
-        """Prompt and completion tokens so far."""
-        self.expected: dict[str, float] = {}
-        """What is to be logged for the last step."""
-        self.blurred = 0.0
-        """The largest share of a generation's rows whose rewards rounding alone may tell apart."""
-        self.unsure = False
-        """Whether fp32 rounded too much at a step since the last log."""
-        self.window: list[dict[str, float]] = []
-        """The same of every step since the last log."""
-        self.arguments: dict[str, Any] = {}
-        """What the trainer's own settings say, read back from it."""
-        self.same: set[str] = set()
-        """Packages of which the run used the shadow's own version."""
-        self.logs: list[tuple[int, Mapping[str, Any]]] = []
-        """What was logged, by step."""
-        self.of_rounds: tuple[str, ...] = ()
-        """Metrics that only a step with a generation logs."""
-        self.losses: list[float] = []
-        """The loss of each step."""
-        self.exercised: Counter[str] = Counter()
-        """How often something happened that gives a setting an effect."""
+        self.parts: list[Moment] = []  # of a generation that is not whole yet
+        self.fresh: list[Round] = []  # generated for the step that is being recorded
+        self.calls: dict[str, list[Moment]] = {}  # of reward functions that were not asked for every row yet
+        self.passes = 0  # forward passes of one process so far
+        self.tokens = 0  # prompt and completion tokens so far
+        self.expected: dict[str, float] = {}  # what is to be logged for the last step
+        self.blurred = 0.0  # the largest share of a generation's rows whose rewards rounding alone may tell apart
+        self.unsure = False  # whether fp32 rounded too much at a step since the last log
+        self.window: list[dict[str, float]] = []  # the same of every step since the last log
+        self.arguments: dict[str, Any] = {}  # what the trainer's own settings say, read back from it
+        self.same: set[str] = set()  # packages of which the run used the shadow's own version
+        self.logs: list[tuple[int, Mapping[str, Any]]] = []  # what was logged, by step
+        self.of_rounds: tuple[str, ...] = ()  # metrics that only a step with a generation logs
+        self.losses: list[float] = []  # the loss of each step
+        self.exercised: Counter[str] = Counter()  # how often something happened that gives a setting an effect
         self.data = Data(settings, world, self.found)
         self.sampling = Sampling(settings, world, self.found, self.actor, self.exercised)
 

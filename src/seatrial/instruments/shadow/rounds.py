@@ -22,38 +22,26 @@ class Round:
 
     prompts: list[list[int]]
     completions: list[list[int]]
-    rows: list[int] = field(default_factory=list)
-    """The dataset row of each completion."""
+    rows: list[int] = field(default_factory=list)  # the dataset row of each completion
     rewards: dict[str, list[float]] = field(default_factory=dict)
-    table: Tensor = None
-    """Rewards [completions, functions]."""
-    taken: Tensor = None
-    """The same table as the trainer has it."""
-    advantages: Tensor = None
-    """One per completion, or one per token."""
+    table: Tensor = None  # rewards [completions, functions]
+    taken: Tensor = None  # the same table as the trainer has it
+    advantages: Tensor = None  # one per completion, or one per token
     returns: Tensor = None
-    values: Tensor = None
-    """What the critic made of each token when the round began."""
-    total: Tensor = None
-    """The weighted reward of each completion."""
-    rewarded: Tensor = None
-    """Rewards of tokens, with a KL penalty where there is one."""
+    values: Tensor = None  # what the critic made of each token when the round began
+    total: Tensor = None  # the weighted reward of each completion
+    rewarded: Tensor = None  # rewards of tokens, with a KL penalty where there is one
     ids: Tensor = None
     attention: Tensor = None
     mask: Tensor = None
     old: Tensor = None
-    entropies: Tensor = None
-    """Of the weights that drew the round."""
+    entropies: Tensor = None  # of the weights that drew the round
     ref: Tensor = None
-    said: Tensor = None
-    """What another generator said of its tokens [B, T], as the trainer was told."""
-    correction: Tensor = None
-    """What the loss is multiplied by for that."""
-    used: dict[str, list[Counter[int]]] = field(default_factory=dict)
-    """By model, for each iteration, how often each row was used."""
+    said: Tensor = None  # what another generator said of its tokens [B, T], as the trainer was told
+    correction: Tensor = None  # what the loss is multiplied by for that
+    used: dict[str, list[Counter[int]]] = field(default_factory=dict)  # by model, for each iteration, how often each row was used
 
-    taken_rows: list[int] = field(default_factory=list)
-    """Rows of the policy's loss, in order, in the first iteration."""
+    taken_rows: list[int] = field(default_factory=list)  # rows of the policy's loss, in order, in the first iteration
 
     def per_rank(self, world: int) -> int:
         return len(self.prompts) // world
@@ -133,18 +121,13 @@ class MicroBatch:
     round: Round
     rank: int
     rows: list[int]
-    loss: float | None
-    """The trainer's own, where it is known."""
-    trainer: dict[str, Tensor]
-    """What the trainer calls advantages, masks and log-probabilities."""
-    terms: Any = None
-    """The `formulas.Terms` of the policy's loss, once they are computed."""
-    values: Tensor = None
-    """Of a critic's: what it predicted."""
+    loss: float | None  # the trainer's own, where it is known
+    trainer: dict[str, Tensor]  # what the trainer calls advantages, masks and log-probabilities
+    terms: Any = None  # the `formulas.Terms` of the policy's loss, once they are computed
+    values: Tensor = None  # of a critic's: what it predicted
     own_logps: Tensor = None
     own_loss: float = math.nan
-    own_policy: float = math.nan
-    """The loss of the micro-batch alone, as it is logged: without entropy, router and accumulation."""
+    own_policy: float = math.nan  # the loss of the micro-batch alone, as it is logged: without entropy, router and accumulation
     own_router: float = math.nan
 
 

@@ -31,13 +31,10 @@ class Data:
     def __init__(self, settings: ShadowSettings, world: World, found: Findings) -> None:
         self.s, self.world, self.found = settings, world, found
         self.own_law = False
-        self.seen: list[int] = []
-        """Dataset rows in the order in which they were drawn."""
+        self.seen: list[int] = []  # dataset rows in the order in which they were drawn
         self.mixing = Sum()
-        self.orders: list[list[int]] = []
-        """In which rows of a generation came to the loss."""
-        self.ordered = False
-        """Whether prompts come in the order of the seed."""
+        self.orders: list[list[int]] = []  # in which rows of a generation came to the loss
+        self.ordered = False  # whether prompts come in the order of the seed
 
     def follow(self, made: Round) -> None:
         """Whole groups of dataset prompts, each prompt as often as the sampler's law says."""
@@ -143,8 +140,7 @@ class Sampling:
         self.s, self.world, self.found, self.actor, self.exercised = settings, world, found, actor, exercised
         self.own_law = False
         self.draws = Draws()
-        self.states: set[bytes] = set()
-        """Random states that generations started from."""
+        self.states: set[bytes] = set()  # random states that generations started from
 
     def follow(self, made: Round, rows: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """The scores that tokens were drawn from are ours, after every processor; draws are collected for a test over all of them."""

@@ -147,14 +147,11 @@ class StepRecorder:
     def __init__(self, directory: Path, steps: int | None = None) -> None:
         self.record = BatchRecord(directory, steps)
         self.trainer: Any = None
-        self.forwards: list[dict[str, Any]] = []
-        """What entered the forward passes of the micro-batch that is being computed."""
-        self.inputs: dict[str, Any] = {}
-        """What the trainer says that its loss is made of."""
+        self.forwards: list[dict[str, Any]] = []  # what entered the forward passes of the micro-batch that is being computed
+        self.inputs: dict[str, Any] = {}  # what the trainer says that its loss is made of
         self.logps: list[Any] = []
         self.loss: float | None = None
-        self.rewards: Any = None
-        """The trainer's table of rewards."""
+        self.rewards: Any = None  # the trainer's table of rewards
 
     def reward(self, function: Any) -> Any:
         """The reward function, with what it got and answered recorded; None stands for NaN."""
