@@ -33,32 +33,25 @@ class ShadowPolicy:
     """A model of the pinned release, without weights of its own."""
 
     def __init__(self, path: Path, dtype: Any, lora: Lora | None, critic: bool = False, layout: Layout | None = None) -> None:
-        from transformers import (
-            CONFIG_MAPPING,
-            AutoConfig,
-            AutoModelForCausalLM,
-            AutoModelForImageTextToText,
-            AutoModelForTokenClassification,
-            __version__,
-        )
+        import transformers
         from transformers.pytorch_utils import Conv1D
 
         kind = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
-        if kind not in CONFIG_MAPPING:
-            raise UnknownArchitectureError(f"transformers {__version__} does not know the architecture {kind!r}")
-        config = AutoConfig.from_pretrained(path, **({"num_labels": 1, "classifier_dropout": 0.0} if critic else {}))
+        if kind not in transformers.CONFIG_MAPPING:
+            raise UnknownArchitectureError(f"transformers {transformers.__version__} does not know the architecture {kind!r}")
+        config = transformers.AutoConfig.from_pretrained(path, **({"num_labels": 1, "classifier_dropout": 0.0} if critic else {}))
         text = config.get_text_config()
         self.has_router = hasattr(text, "output_router_logits")
         how = {"attn_implementation": "sdpa"}  # eager attention gives NaN for padding in fp64
         if self.has_router:
             how["experts_implementation"] = "eager"  # the grouped product knows no fp64
-        written = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-        made = AutoModelForTokenClassification if critic else written
-        self.model = made.from_pretrained(path, dtype=dtype, config=config, **how).eval()
+        made = "ImageTextToText" if hasattr(config, "vision_config") else "CausalLM"
+        made = "TokenClassification" if critic else made
+        self.model = getattr(transformers, f"AutoModelFor{made}").from_pretrained(path, dtype=dtype, config=config, **how).eval()
         self.head = tuple(name for name, _ in self.model.named_parameters() if critic and not name.startswith(self.model.base_model_prefix))
         """Parameters that no file holds: a critic's head is new."""
         self.model.requires_grad_(False)
-        self.transposed = Conv1D
+        self.linear = (torch.nn.Linear, Conv1D)
         self.turned = {name for name, module in self.model.named_modules() if isinstance(module, Conv1D)}
         if layout is not None:
             # An engine of its own trains the row of the padding token where one was sampled; transformers leaves that row out.
@@ -72,8 +65,7 @@ class ShadowPolicy:
     def linear_layers(self) -> list[str]:
         """Names of the layers that `all-linear` means: every linear layer but the head, transposed ones (GPT-2) among them."""
         head = self.model.get_output_embeddings()
-        kinds = (torch.nn.Linear, self.transposed)
-        linear = (name for name, module in self.model.named_modules() if isinstance(module, kinds) and module is not head)
+        linear = (name for name, module in self.model.named_modules() if isinstance(module, self.linear) and module is not head)
         return [name for name in linear if f"{name}.weight" not in self.head]
 
     def norms(self) -> set[str]:
@@ -281,11 +273,8 @@ class Network:
         parts = ("lora_A", "lora_B", *(["lora_magnitude_vector"] if lora.dora else []))
         asked = {f"base_model.model.{layer}.{part}" for layer in layers for part in parts}
         trained = self.policy.renamed({name: self.weights[name] for name in self.trainable})
-        names = {
-            f"base_model.model.{name.removeprefix('base_model.model.').removesuffix('.weight').removesuffix('.default')}"
-            for name in trained
-            if name not in self.policy.head
-        }
+        plain = (name.removeprefix("base_model.model.") for name in trained if name not in self.policy.head)
+        names = {f"base_model.model.{name.removesuffix('.weight').removesuffix('.default')}" for name in plain}
         if names != asked:
             odd = sorted(names ^ asked)
             raise self.diverged("weights", "trainable parameters", f"{len(asked)} tensors", f"{len(names)} tensors", tensor=odd[0])
@@ -298,24 +287,21 @@ class Network:
 
     def _adapters_start(self) -> None:
         """The first factor of a new adapter is drawn evenly from a range that its width gives (PEFT's default)."""
-        drawn: dict[str, str] = {}
+        what, drawn = "the first factor of a new adapter", dict[str, str]()
         for name, value in self.weights.items():
             if ".lora_A." not in name:
                 continue
             twin = drawn.setdefault(fingerprint.tensor_hash(value), name)
             if twin != name:
-                raise self.diverged("weights", "the first factor of a new adapter", "a draw of its own", f"that of {twin}", tensor=name)
+                raise self.diverged("weights", what, "a draw of its own", f"that of {twin}", tensor=name)
             bound, flat = 1 / math.sqrt(value.shape[1]), value.double().flatten()
             mean, square = Sum(), Sum()
             mean.add(flat, torch.full_like(flat, bound**2 / 3), bound)
             square.add(flat**2 - bound**2 / 3, torch.full_like(flat, bound**4 * 4 / 45), bound**2)
-            score = max(abs(mean.score()), abs(square.score()))
+            score, largest = max(abs(mean.score()), abs(square.score())), float(flat.abs().max())
             varied = value.dtype != torch.float32 or len(flat.unique()) > len(flat) // 2
-            if not (score <= LIMIT and float(flat.abs().max()) <= bound * 1.01 and varied):
-                what, found = (
-                    "the first factor of a new adapter",
-                    f"mean {shown(float(flat.mean()))}, largest {shown(float(flat.abs().max()))}",
-                )
+            if not (score <= LIMIT and largest <= bound * 1.01 and varied):
+                found = f"mean {shown(float(flat.mean()))}, largest {shown(largest)}"
                 raise self.diverged("weights", what, f"evenly drawn within {bound:.6g}", found, tensor=name)
             self.found.count("weights", 1, score / LIMIT)
 
@@ -326,9 +312,8 @@ class Network:
         own = self.policy.arguments(self.weights)
         for name, value in ShadowPolicy(directory, torch.float32, None).files().items():
             if name in own and not torch.equal(own[name].float(), value):
-                raise self.diverged(
-                    "weights", "saved weights, as the release loads them", "those after the last step", "others", tensor=name
-                )
+                what = "saved weights, as the release loads them"
+                raise self.diverged("weights", what, "those after the last step", "others", tensor=name)
         self.found.count("weights", len(own))
 
     # the step
@@ -495,9 +480,8 @@ class Network:
                 off, unclipped = self.gradient_off(expected, got, clip, norm), self.norms_off(expected, accumulated, norm)
             tensor = unclipped or off
             if tensor is not None:
-                located(
-                    locate_stage.WrongStage(self.batch, expected, got, accumulated, norm, clip, tensor, unclipped is None, s, self.diverged)
-                )
+                seen = (got, accumulated, norm, clip, tensor, unclipped is None)
+                located(locate_stage.WrongStage(self.batch, expected, *seen, s, self.diverged))
             self.found.count("gradient", sum(value.numel() for value in got.values()))
             if not self.noisy:
                 self._losses()

@@ -163,11 +163,9 @@ class Shadow:
         count = sum(len(event.tensors()["rows"]) for call in self.calls[name] for event in call.ranks)
         if count < len(made.completions):  # a function may be asked in parts
             return
-        calls = self.calls.pop(name)
-        got: list[list[int]] = []
-        rows: list[int] = []
-        rewards: list[float] = []
-        events = [call.ranks[rank] for rank in range(self.s.world) for call in calls]
+        events = [call.ranks[rank] for rank in range(self.s.world) for call in self.calls[name]]
+        del self.calls[name]
+        got, rows, rewards = list[list[int]](), list[int](), list[float]()
         for event in events:
             tensors = event.tensors()
             got += ragged(tensors["completion_ids"], tensors["lengths"])
@@ -175,17 +173,11 @@ class Shadow:
             rewards += tensors["rewards"].tolist()
         if len(got) != len(made.completions):
             raise Diverged("length", f"completions that {name} was given", len(made.completions), len(got))
-        for row, (ids, wanted) in enumerate(zip(got, made.completions, strict=True)):
-            if ids != wanted:
-                raise Diverged("length", f"the completion that {name} was given", wanted, ids, row=row)
-        for row, (asked, wanted_row) in enumerate(zip(rows, made.rows, strict=True)):
-            if asked != wanted_row:
-                raise Diverged("data", f"the dataset row that {name} was given", wanted_row, asked, row=row)
+        _same("length", f"the completion that {name} was given", made.completions, got)
+        _same("data", f"the dataset row that {name} was given", made.rows, rows)
         self._texts(name, made, [event.values for event in events])
         own = [math.nan if value is None else float(value) for value in self.world.rewards[name](made.completions, made.rows)]
-        for row, (mine, theirs) in enumerate(zip(own, rewards, strict=True)):
-            if not (mine == theirs or (math.isnan(mine) and math.isnan(theirs))):
-                raise Diverged("reward", f"the reward of {name}", mine, theirs, row=row)
+        _same("reward", f"the reward of {name}", own, rewards)
         if name in made.rewards:
             raise Diverged("reward", f"calls of {name} for one generation", 1, 2)
         self.found.count("reward", len(own))
@@ -242,14 +234,12 @@ class Shadow:
         self.exercised["corrected_low"] += int((free < self.s.correction_bounds[0]).sum())
         self.exercised["corrected_high"] += int((free > self.s.correction_bounds[1]).sum())
 
-    def _loss(self, moment: Moment) -> None:
-        self._taken(moment, self.actor, "policy")
-
     def _value_loss(self, moment: Moment) -> None:
-        self._taken(moment, self._critic(), "critic")
+        self._loss(moment, self._critic(), "critic")
 
-    def _taken(self, moment: Moment, network: Network, model: str) -> None:
+    def _loss(self, moment: Moment, of: Network | None = None, model: str = "policy") -> None:
         """Which rows a forward pass with gradients was made of."""
+        network = of or self.actor
         made, s = self._current("data", "a loss was computed"), network.s
         self._ready(made)
         for rank, event in enumerate(moment.ranks):
@@ -268,25 +258,19 @@ class Shadow:
 
     def _attention(self, made: Round, rows: list[int], ids: Tensor, got: Tensor) -> None:
         """What the loss's forward pass attended to: the tokens of the row and nothing else."""
-        if self.s.arrival:  # rows are padded as the loop likes
-            self._attended(made, rows, ids, got)
-            return
+        what = "attention mask of the loss's forward pass"
         wanted, wide = made.attention[rows], made.attention.shape[1] - made.mask.shape[1]
-        if got.shape != wanted.shape:  # other rows decide how far a batch is padded: the counts must agree
-            wanted, got, wide = wanted.sum(1, keepdim=True), got.sum(1, keepdim=True), 0
-        if not torch.equal(got, wanted):
-            row, position = (int(value) for value in (got != wanted).nonzero()[0])
-            what = "attention mask of the loss's forward pass"
-            raise Diverged("mask", what, wanted[row], got[row], row=rows[row], position=position - wide)
-        self.found.count("mask", len(rows) * made.mask.shape[1])
-
-    def _attended(self, made: Round, rows: list[int], ids: Tensor, got: Tensor) -> None:
-        """The attended tokens are those of the row, wherever the padding stands."""
-        for place, row in enumerate(rows):
-            wanted = made.ids[row][made.attention[row] > 0].tolist()
-            taken = ids[place][got[place] > 0].tolist()
-            if taken != wanted:
-                raise Diverged("mask", "attention mask of the loss's forward pass", wanted, taken, row=row)
+        if self.s.arrival:  # rows are padded as the loop likes
+            for place, row in enumerate(rows):
+                own, taken = made.ids[row][wanted[place] > 0].tolist(), ids[place][got[place] > 0].tolist()
+                if taken != own:
+                    raise Diverged("mask", what, own, taken, row=row)
+        else:
+            if got.shape != wanted.shape:  # other rows decide how far a batch is padded: the counts must agree
+                wanted, got, wide = wanted.sum(1, keepdim=True), got.sum(1, keepdim=True), 0
+            if not torch.equal(got, wanted):
+                row, position = (int(value) for value in (got != wanted).nonzero()[0])
+                raise Diverged("mask", what, wanted[row], got[row], row=rows[row], position=position - wide)
         self.found.count("mask", len(rows) * made.mask.shape[1])
 
     # the step
@@ -459,6 +443,13 @@ class Shadow:
             compared = expected_logs.compare(self.expected, moment.first().values, tokens, self.world.loop in self.same, slacks=slacks)
             self.found.count("logging", compared)
             self.expected = {}
+
+
+def _same(stage: str, what: str, own: Sequence[Any], got: Sequence[Any]) -> None:
+    """Raise Diverged at the first row that is not ours."""
+    for row, (mine, theirs) in enumerate(zip(own, got, strict=True)):
+        if not expected_logs.same_number(mine, theirs):
+            raise Diverged(stage, what, mine, theirs, row=row)
 
 
 def _generated_ids(event: Event) -> Tensor:
