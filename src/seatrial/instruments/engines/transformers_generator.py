@@ -236,24 +236,21 @@ class Generator(Covered):
         # Matrices of two layers: their shapes are equal and their contents are not.
         one, two = [name for name in self.weights if name.endswith("q_proj.weight")][:2]
         first, second = self.weights[one].data, self.weights[two].data
-        if self.fault == "skip-refit":
-            self.load(before.items())
-        elif self.fault == "skip-tensor":
-            self.load([(one, before[one])])
+        if self.fault == "restarted-replica" and self.refits == FAULTY:
+            self.incarnation = f"{self.incarnation}-again"
         elif self.fault == "flip-bit":
             first.view(torch.uint8).view(-1)[0] ^= 1
-        elif self.fault == "swap-layers":
-            kept = first.clone()
-            first.copy_(second)
-            second.copy_(kept)
-        elif self.fault == "shift-layer":
-            second.copy_(first)
         elif self.fault == "zero-tensor":
             first.zero_()
         elif self.fault == "nan-tensor":
             first.view(-1)[0] = float("nan")
-        elif self.fault == "restarted-replica" and self.refits == FAULTY:
-            self.incarnation = f"{self.incarnation}-again"
+        loaded = {
+            "skip-refit": before,
+            "skip-tensor": {one: before[one]},
+            "swap-layers": {one: second.clone(), two: first.clone()},
+            "shift-layer": {two: first.clone()},
+        }
+        self.load(loaded.get(self.fault or "", {}).items())
 
     def sample(self, *arguments: Any) -> tuple[list[list[int]], list[list[float]]]:
         return sample(self.model, *arguments)

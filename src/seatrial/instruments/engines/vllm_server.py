@@ -115,9 +115,8 @@ class VllmServer:
         while not (answered := self._healthy()) or not self._listens_alone() or self.process.poll() is not None:
             now = time.monotonic()
             if self.process.poll() is not None:
-                raise RuntimeError(
-                    f"vLLM ended with code {self.process.returncode} before it was ready; {self.log} ends with:\n{self.tail()}"
-                )
+                ended = f"vLLM ended with code {self.process.returncode} before it was ready"
+                raise RuntimeError(f"{ended}; {self.log} ends with:\n{self.tail()}")
             if now - started > self._deadline_s:
                 others = f"; another process listens on port {self._port}" if answered else ""
                 raise RuntimeError(f"vLLM was not ready within {self._deadline_s:.0f} s{others}; {self.log} ends with:\n{self.tail()}")
@@ -202,6 +201,10 @@ AT_ONCE = 16
 """Requests that are under way together: as many as the server takes into one batch."""
 
 
+SAMPLED = {"logprobs": 0, "return_token_ids": True}
+"""What a request for samples asks for beside them."""
+
+
 class ServerError(RuntimeError):
     """A route of the server failed; says which, and how."""
 
@@ -223,10 +226,11 @@ class VllmClient:
         self.url, self.model = url.rstrip("/"), model
         self._call_s, self._proof_s = (CALL_SECONDS, PROOF_SECONDS) if timeout_s is None else (timeout_s, timeout_s)
 
-    def call(self, route: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
-        return self._ask(route, body, method, self._call_s, "")
-
-    def _ask(self, route: str, body: dict[str, Any] | None, method: str, seconds: float, waiting: str) -> Any:
+    def call(
+        self, route: str, body: dict[str, Any] | None = None, method: str = "POST", seconds: float | None = None, waiting: str = ""
+    ) -> Any:
+        """One request; the parsed answer. `waiting` goes into the error of one that has none in time."""
+        seconds = self._call_s if seconds is None else seconds
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{route}", data=data, method=method, headers={"Content-Type": "application/json"})
         try:
@@ -246,7 +250,8 @@ class VllmClient:
         """Call a method of the extension in every worker; one answer per rank."""
         seconds = self._proof_s if method in PROOFS else self._call_s
         body = {"method": method, "kwargs": arguments, "timeout": seconds}
-        results: list[Any] = self._ask("/collective_rpc", body, "POST", seconds, f" (waited for {method} in every worker)")["results"]
+        waiting = f" (waited for {method} in every worker)"
+        results: list[Any] = self.call("/collective_rpc", body, seconds=seconds, waiting=waiting)["results"]
         return results
 
     def start(self, version: int = 0) -> None:
@@ -274,14 +279,7 @@ class VllmClient:
 
     def logprobs(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
         """Log-probability of every token of each sequence from its start (>= 1) on."""
-        body = {
-            "model": self.model,
-            "prompt": [list(tokens) for tokens in sequences],
-            "max_tokens": 1,
-            "prompt_logprobs": 0,
-            "temperature": 1.0,
-        }
-        choices = sorted(self.call("/v1/completions", body)["choices"], key=lambda choice: int(choice["index"]))
+        choices = self._complete(sequences, 1, prompt_logprobs=0)
         result = []
         for tokens, start, choice in zip(sequences, starts, choices, strict=True):
             rows = choice["prompt_logprobs"]
@@ -290,8 +288,8 @@ class VllmClient:
 
     def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> list[Sample]:
         """One completion of exactly `length` tokens per prompt, stamped with the version at dispatch."""
-        given = {"min_tokens": length, "ignore_eos": True}
-        return self._stamped(prompts, lambda: self._complete([list(tokens) for tokens in prompts], length, seed, **given))
+        given = {"min_tokens": length, "ignore_eos": True, **SAMPLED}
+        return self._stamped(prompts, lambda: self._complete(prompts, length, seed=seed, **given))
 
     def rollouts(self, prompts: Sequence[Sequence[int]], length: int, seeds: Sequence[int], **given: Any) -> list[Sample]:
         """One completion of at most `length` tokens per prompt, each from its own seed, with the model's end token if it came to one.
@@ -301,14 +299,15 @@ class VllmClient:
 
         def ask() -> list[dict[str, Any]]:
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                asked = [pool.submit(self._complete, [list(row)], length, seed, **given) for row, seed in zip(prompts, seeds, strict=True)]
-                return [choice for each in asked for choice in each.result()]
+                each = [{"seed": seed, **given, **SAMPLED} for seed in seeds]
+                asked = [pool.submit(self._complete, [row], length, **how) for row, how in zip(prompts, each, strict=True)]
+                return [choice for answer in asked for choice in answer.result()]
 
         return self._stamped(prompts, ask)
 
-    def _complete(self, prompts: list[list[int]], length: int, seed: int, **given: Any) -> list[dict[str, Any]]:
-        body = {"model": self.model, "prompt": prompts, "max_tokens": length, "seed": seed, **given}
-        body |= {"logprobs": 0, "temperature": 1.0, "return_token_ids": True}
+    def _complete(self, prompts: Sequence[Sequence[int]], length: int, **given: Any) -> list[dict[str, Any]]:
+        """One request; its choices in the order of the prompts."""
+        body = {"model": self.model, "prompt": [list(tokens) for tokens in prompts], "max_tokens": length, "temperature": 1.0, **given}
         return sorted(self.call("/v1/completions", body)["choices"], key=lambda choice: int(choice["index"]))
 
     def _stamped(self, prompts: Sequence[Sequence[int]], ask: Callable[[], list[dict[str, Any]]]) -> list[Sample]:
@@ -317,20 +316,11 @@ class VllmClient:
         choices = ask()
         if self._held() != (version, incarnation):
             raise ServerError(f"{self.url}: the generator changed from version {version} while it was sampling")
-        samples = [
-            Sample(
-                [int(token) for token in choice["token_ids"]],
-                [float(value) for value in choice["logprobs"]["token_logprobs"]],
-                version,
-                incarnation,
-            )
-            for choice in choices
-        ]
-        if len(samples) != len(prompts) or any(len(sample.tokens) != len(sample.logprobs) for sample in samples):
-            raise ServerError(
-                f"{self.url}/v1/completions: {len(samples)} completions for {len(prompts)} prompts, or tokens without log-probability"
-            )
-        return samples
+        drawn = [(list(map(int, choice["token_ids"])), list(map(float, choice["logprobs"]["token_logprobs"]))) for choice in choices]
+        if len(drawn) != len(prompts) or any(len(tokens) != len(logprobs) for tokens, logprobs in drawn):
+            what = f"{len(drawn)} completions for {len(prompts)} prompts, or tokens without log-probability"
+            raise ServerError(f"{self.url}/v1/completions: {what}")
+        return [Sample(tokens, logprobs, version, incarnation) for tokens, logprobs in drawn]
 
 
 SECONDS = 120.0

@@ -265,22 +265,17 @@ def disagreeing_outputs(model: Any, held: dict[str, Any]) -> dict[str, float]:
 
     wrong: dict[str, float] = {}
     with torch.no_grad():
-        for name, gap in _output_gaps(model, held):
+        for name, layer in model.named_modules():
+            weight, gap = held.get(f"{name}.weight"), None
+            # By name: what is derived from these may compute something else.
+            kind = type(layer).__name__ if weight is not None else ""
+            if kind == "VocabParallelEmbedding" and hasattr(layer.quant_method, "embedding"):
+                gap = _embedding(layer, weight)
+            elif kind == "RMSNorm" and layer.has_weight and layer.variance_size_override is None:
+                gap = _norm(layer, weight)
             if gap is not None:
-                wrong[name] = max(gap, wrong.get(name, 0.0))
+                wrong[f"{name}.weight"] = max(gap, wrong.get(f"{name}.weight", 0.0))
     return wrong
-
-
-def _output_gaps(model: Any, held: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
-    for name, layer in model.named_modules():
-        weight = held.get(f"{name}.weight")
-        if weight is None:
-            continue
-        # By name: what is derived from these may compute something else.
-        if type(layer).__name__ == "VocabParallelEmbedding" and hasattr(layer.quant_method, "embedding"):
-            yield f"{name}.weight", _embedding(layer, weight)
-        elif type(layer).__name__ == "RMSNorm" and layer.has_weight and layer.variance_size_override is None:
-            yield f"{name}.weight", _norm(layer, weight)
 
 
 def _embedding(layer: Any, weight: Any) -> float | None:
@@ -548,29 +543,16 @@ def _without_caches(model: Any) -> Iterator[None]:
             part.kv_cache = cache
 
 
-class _Unsigned(Mapping[str, Any]):
+def _same_after_cast(held: Any, sent: Any) -> bool:
+    return held.dtype != sent.dtype and fingerprint.tensor_hash(held) == fingerprint.tensor_hash(sent.to(held))
+
+
+class _Unsigned(dict[str, Any]):
     """A reference without negative zeros, made one tensor at a time."""
 
-    def __init__(self, reference: Mapping[str, Any]) -> None:
-        self._reference = reference
-
     def __getitem__(self, name: str) -> Any:
-        value = self._reference[name]
+        value = super().__getitem__(name)
         return value + 0.0 if value.is_floating_point() else value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._reference
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._reference)
-
-    def __len__(self) -> int:
-        return len(self._reference)
-
-
-def _same_after_cast(held: Any, sent: Any) -> bool:
-    """Whether an engine that holds another dtype holds exactly what was sent, cast likewise."""
-    return held.dtype != sent.dtype and fingerprint.tensor_hash(held) == fingerprint.tensor_hash(sent.to(held))
 
 
 def _row(count: int, first: int, total: int, runtime: str, method: str) -> dict[str, Any]:
