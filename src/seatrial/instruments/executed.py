@@ -50,6 +50,7 @@ HIDDEN = "<frozen importlib._bootstrap_external>"
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 CLOUDPICKLES = ("ray.cloudpickle.cloudpickle", "cloudpickle.cloudpickle")
 DYNAMO = "torch._dynamo.convert_frame"
+MONITORING: Any = getattr(sys, "monitoring", None)  # of Python 3.12 and newer
 
 Function = tuple[str, int, int]
 Count = Callable[[CodeType], int]
@@ -99,7 +100,7 @@ class ExecutedRecorder:
 
     def start(self, fresh: bool) -> None:
         """Watch from here on; `fresh`: nothing of the loop ran so far, so that what is loaded was loaded by the interpreter."""
-        why = self._monitor() if hasattr(sys, "monitoring") else self._calibrate()
+        why = self._monitor() if MONITORING else self._calibrate()
         method = None if why else "monitoring" if self.tool else "counter"
         row = {"process": self.process, "pid": os.getpid(), "method": method, "python": sys.version.split()[0]}
         facts.append(self.path, {**row, "why": why} if why else row)
@@ -125,30 +126,28 @@ class ExecutedRecorder:
         return ""
 
     def _monitor(self) -> str:
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         for tool in (4, 3):
-            if monitoring.get_tool(tool) is None:
-                monitoring.use_tool_id(tool, "seatrial")
-                monitoring.register_callback(tool, monitoring.events.PY_START, self._started)
+            if MONITORING.get_tool(tool) is None:
+                MONITORING.use_tool_id(tool, "seatrial")
+                MONITORING.register_callback(tool, MONITORING.events.PY_START, self._started)
                 self.tool = tool
                 return ""
         return "other tools hold sys.monitoring"
 
     def _started(self, code: CodeType, _offset: int) -> Any:
         """A function of a changed file begins to run: called by Python, once for each."""
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         kept = self._owner(code)
         if kept is None and self.main and code.co_name == MODULE and Path(code.co_filename).name in self.names:
-            monitoring.set_events(self.tool, 0)
+            MONITORING.set_events(self.tool, 0)
             self.keep(code, code.co_filename)
             kept = self._owner(code)
         if kept is None:
-            return monitoring.DISABLE
+            return MONITORING.DISABLE
         self._settle()
         if kept.startup:
             return None
         self.ran(code)
-        return monitoring.DISABLE
+        return MONITORING.DISABLE
 
     # What is kept.
 
@@ -169,8 +168,7 @@ class ExecutedRecorder:
             kept.waiting[id(inner)] = inner, self.fresh
             self.owners[id(inner)] = kept, inner
             if self.tool:
-                monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-                monitoring.set_local_events(self.tool, inner, monitoring.events.PY_START)
+                MONITORING.set_local_events(self.tool, inner, MONITORING.events.PY_START)
 
     def _owner(self, code: CodeType) -> PendingCode | None:
         found = self.owners.get(id(code))
@@ -353,8 +351,7 @@ class ExecutedRecorder:
     def _watch_main(self) -> None:
         """The program of this process is a changed file: no loader loads it."""
         if self.tool:
-            monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-            monitoring.set_events(self.tool, monitoring.events.PY_START)
+            MONITORING.set_events(self.tool, MONITORING.events.PY_START)
         self._poll()
 
     def _look_at_main(self) -> None:

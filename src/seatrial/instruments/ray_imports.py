@@ -31,19 +31,15 @@ def locate(packages: list[str]) -> Places:
     return {row["package"]: row["file"] for row in provenance.found(packages, "")}
 
 
-def runtime_environment(py_executable: str | None) -> dict[str, Any]:
-    """That of training, as far as it decides what is imported."""
-    made: dict[str, Any] = {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
-    if py_executable:
-        made["py_executable"] = py_executable
-    return made
-
-
 def ask_worker(packages: list[str], py_executable: str | None) -> Places:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # as the loops do: how workers start is said by us
     import ray
 
-    ray.init(runtime_env=runtime_environment(py_executable), **({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}))
+    # That of training, as far as it decides what is imported.
+    environment: dict[str, Any] = {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
+    if py_executable:
+        environment["py_executable"] = py_executable
+    ray.init(runtime_env=environment, **({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}))
     try:
         task = ray.remote(num_cpus=1)(locate)
         found: Places = ray.get(task.remote(packages), timeout=START_SECONDS)
@@ -75,7 +71,7 @@ def stated(claims: dict[str, Any], assertions: dict[str, Any]) -> Iterator[dict[
         yield {"fact": "assertions", "phase": phase, **values}
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Where driver and Ray workers import from.", allow_abbrev=False)
     parser.add_argument("--out", required=True, type=Path, help="the level directory")
     parser.add_argument("--phase-dir", required=True, type=Path, help="the directory of this phase")
@@ -84,11 +80,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--assertions", default={}, type=json.loads, help="script and expressions by phase")
     parser.add_argument("--py-executable", help="how Ray starts its workers")
     parser.add_argument("--may-lack", default=[], type=lambda text: text.split(","), help="processes that need not have every package")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _arguments(argv)
+    arguments = parser.parse_args(argv)
     expected = under_test(os.environ.get("SEATRIAL_UNDER_TEST", ""))
     for fact in stated(arguments.claims, arguments.assertions):
         facts.append(arguments.phase_dir / "facts.jsonl", fact)

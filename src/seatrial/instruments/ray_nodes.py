@@ -109,12 +109,9 @@ def main() -> int:
     parser.add_argument("--out", required=True, help="file for the facts")
     parser.add_argument("--nodes", required=True, type=int, help="nodes that the cluster must have")
     parser.add_argument("--package", dest="packages", action="append", default=[], metavar="NAME", help="package to locate")
-    parser.add_argument(
-        "--root", dest="roots", action="append", default=[], type=_pair, metavar="PACKAGE=DIR", help="where it must come from"
-    )
-    parser.add_argument(
-        "--env", dest="variables", action="append", default=[], type=_pair, metavar="NAME=VALUE", help="variable of the workers"
-    )
+    pairs: dict[str, Any] = {"action": "append", "default": [], "type": _pair}
+    parser.add_argument("--root", dest="roots", **pairs, metavar="PACKAGE=DIR", help="where it must come from")
+    parser.add_argument("--env", dest="variables", **pairs, metavar="NAME=VALUE", help="variable of the workers")
     parser.add_argument("--deadline", type=float, default=300.0, metavar="SECONDS")
     words = parser.parse_args()
     expected = dict(words.roots)

@@ -88,20 +88,19 @@ class Delta(NamedTuple):
 class Kernels:
     """The kernels on one device."""
 
-    def __init__(self, index: int, shape: dict[str, int] | None = None, blocks: dict[str, int] | None = None) -> None:
+    def __init__(self, index: int) -> None:
         import torch
 
-        shape, self.blocks = {**SHAPE, **(shape or {})}, {**BLOCKS, **(blocks or {})}
         self.device = torch.device("cuda", index)
         properties = torch.cuda.get_device_properties(self.device)
         self.processors = properties.multi_processor_count
-        queue = shape["QUEUE"] * (16 + 16 + 2) + ROWS * 4
+        queue = SHAPE["QUEUE"] * (16 + 16 + 2) + ROWS * 4
         self.shared = {"encode_tiles": (plain.WORDS + plain.SHIFT) * 4 + THREADS // 32 * (-(-queue // 16) * 16)}
         with torch.cuda.device(self.device):
             torch.empty(1, device=self.device)  # torch's context is current from here on
             self._driver, compiler = libraries()
             options = [f"--gpu-architecture=sm_{properties.major}{properties.minor}", f"-DTHREADS={THREADS}"]
-            options += [f"-D{name}={value}" for name, value in shape.items()]
+            options += [f"-D{name}={value}" for name, value in SHAPE.items()]
             cubin = compiled(compiler, Path(__file__).with_name("bits.cu").read_bytes(), options)
             self._module = ctypes.c_void_p()
             self._check(self._driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
@@ -133,7 +132,7 @@ class Kernels:
             item if isinstance(item, ctypes._SimpleCData) else ctypes.c_void_p(0 if item is None else item.data_ptr()) for item in arguments
         ]
         pointers = (ctypes.c_void_p * len(boxes))(*(ctypes.cast(ctypes.byref(box), ctypes.c_void_p) for box in boxes))
-        grid = min(-(-work // per_block), self.processors * self.blocks.get(name, 8) if per_block > 1 else work)
+        grid = min(-(-work // per_block), self.processors * BLOCKS.get(name, 8) if per_block > 1 else work)
         stream, shared = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream), self.shared.get(name, 0)
         with torch.cuda.device(self.device):
             code = self._driver.cuLaunchKernel(self._function(name), grid, 1, 1, threads, 1, 1, shared, stream, pointers, None)
