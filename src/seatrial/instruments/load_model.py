@@ -21,7 +21,8 @@ def look(asked: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"transformers": transformers.__version__, "problems": []}
     config = _config(asked["path"], found)
     if asked["tokenizer"]:
-        _tokenizer(asked["path"], _rows(config), found)
+        rows = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "vocab_size", None)
+        _tokenizer(asked["path"], rows if isinstance(rows, int) else None, found)
     return found
 
 
@@ -48,14 +49,6 @@ def _model_type(file: Path) -> str | None:
         return None
     kind = stored.get("model_type") if isinstance(stored, dict) else None
     return kind if isinstance(kind, str) else None
-
-
-def _rows(config: Any) -> Any:
-    if config is None:
-        return None
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    rows = getattr(text, "vocab_size", None)
-    return rows if isinstance(rows, int) else None
 
 
 def _tokenizer(path: str, rows: Any, found: dict[str, Any]) -> None:

@@ -209,7 +209,7 @@ class RefitCall:
             self.problems.append(f"{len(pairs)} tensors could not be hashed")
 
     def _take(self, pairs: list[Any]) -> None:
-        good = [pair for pair in pairs if isinstance(pair, tuple) and len(pair) == 2 and hasattr(pair[1], "detach")]
+        good = [(str(pair[0]), pair[1]) for pair in pairs if isinstance(pair, tuple) and len(pair) == 2 and hasattr(pair[1], "detach")]
         if len(good) < len(pairs):
             self.problems.append(f"{len(pairs) - len(good)} items of the stream are not a name and a tensor")
         cast = [(name, tensor.detach().to(dtype)) for name, tensor in good for dtype in self.dtypes if loses(tensor.dtype, dtype)]
@@ -220,28 +220,23 @@ class RefitCall:
         for (name, tensor), value in zip(good, hashed, strict=False):
             if name in self.hashes:
                 self.problems.append(f"{name} came twice")
-            self.hashes[str(name)] = value
-            self.layouts[str(name)] = [str(tensor.dtype), list(tensor.shape)]
+            self.hashes[name] = value
+            self.layouts[name] = [str(tensor.dtype), list(tensor.shape)]
             self.bytes += tensor.numel() * tensor.element_size()
-        made = list(zip((str(name) for name, _ in every), hashed, strict=True))
-        for place, (name, value) in enumerate(made[len(good) :]):
+        for place, ((name, _), value) in enumerate(list(zip(every, hashed, strict=True))[len(good) :]):
             (self.cast if place < len(cast) else self.unsigned).setdefault(name, set()).add(value)
 
     def watch(self, stream: Any) -> Any:
         """The same stream, hashed as it passes: a list at once, an iterator or asynchronous iterator item by item."""
         with self.recorder.guard(f"{self.entry}: watching the stream"):
-            return self._watched(stream)
-        return stream
-
-    def _watched(self, stream: Any) -> Any:
-        if isinstance(stream, (list, tuple)):
-            self.take(list(stream))
-            return stream
-        if hasattr(stream, "__aiter__"):
-            return self._each_async(stream)
-        if hasattr(stream, "__iter__"):
-            return self._each(stream)
-        self.problems.append(f"the stream is a {type(stream).__name__}, which cannot be watched")
+            if hasattr(stream, "__aiter__"):
+                return self._each_async(stream)
+            if not isinstance(stream, (list, tuple)) and hasattr(stream, "__iter__"):
+                return self._each(stream)
+            if isinstance(stream, (list, tuple)):
+                self.take(list(stream))
+            else:
+                self.problems.append(f"the stream is a {type(stream).__name__}, which cannot be watched")
         return stream
 
     def _each(self, stream: Any) -> Iterator[Any]:

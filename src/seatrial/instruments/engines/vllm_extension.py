@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +61,10 @@ def receive(proof: Proof, path: str) -> None:
     base = _base(proof) if header.transport == "sparse" else {}
     sent = {entry.name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype.removeprefix("torch."))) for entry in header.tensors}
     if proof.map is not None:
-        _require_names(sent.keys(), set(proof.map.ids.names))
+        known = set(proof.map.ids.names)
+        for reason, names in (("unknown-name", sent.keys() - known), ("absent-name", known - sent.keys())):
+            if names:
+                raise RefitRefused(reason, sorted(names))
     consumer = Consumer(base or sent, proof.version)
     consumer.apply(path)
     device = next(proof.model.parameters()).device
@@ -101,12 +103,6 @@ def _base(proof: Proof) -> dict[str, Any]:
     return found
 
 
-def _require_names(sent: Collection[str], known: Collection[str]) -> None:
-    for reason, names in (("unknown-name", set(sent) - set(known)), ("absent-name", set(known) - set(sent))):
-        if names:
-            raise RefitRefused(reason, sorted(names))
-
-
 def register() -> None:
     """Make the backend known to vLLM in this process."""
     from vllm.distributed.weight_transfer.base import WeightTransferEngine
@@ -138,19 +134,18 @@ def register() -> None:
         def receive_weights(self, update_info: Update) -> None:
             proof = proof_of(self.model, self.vllm_config)
             proof.refused = None
-            if update_info.names:
-                if self.stream is None:
-                    raise RuntimeError("seatrial: no trainer streams: none was named, or an earlier update failed")
-                try:
-                    receive_stream(proof, self.stream, update_info)
-                except Exception:
-                    self.shutdown()  # a client that asks again would wait for tensors that nobody sends
-                    raise
-                return
             try:
-                receive(proof, update_info.path)
-            except RefitRefused as error:  # callers over HTTP learn only that the route failed
-                proof.refused = {"reason": error.reason, "names": list(error.names), "text": str(error)}
+                if not update_info.names:
+                    receive(proof, update_info.path)
+                elif self.stream is None:
+                    raise RuntimeError("seatrial: no trainer streams: none was named, or an earlier update failed")
+                else:
+                    receive_stream(proof, self.stream, update_info)
+            except Exception as error:
+                if isinstance(error, RefitRefused):  # callers over HTTP learn only that the route failed
+                    proof.refused = {"reason": error.reason, "names": list(error.names), "text": str(error)}
+                if update_info.names:
+                    self.shutdown()  # a client that asks again would wait for tensors that nobody sends
                 raise
 
         def shutdown(self) -> None:
@@ -185,13 +180,8 @@ class Extension:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         rows = {}
         for name, value in fingerprint.named_state(model):
-            rows[name] = {
-                "hash": hashes[name],
-                "dtype": str(value.dtype),
-                "shape": list(value.shape),
-                "storage": value.untyped_storage().data_ptr(),
-                "parameter": name in parameters,
-            }
+            rows[name] = {"hash": hashes[name], "dtype": str(value.dtype), "shape": list(value.shape), "parameter": name in parameters}
+            rows[name]["storage"] = value.untyped_storage().data_ptr()
         return {"tensors": rows, "root": fingerprint.digest(hashes)}
 
     def seatrial_map(self, reference: str, through: str = "") -> dict[str, Any]:
