@@ -92,10 +92,7 @@ class UpdateHooks:
         trained = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
         self.kept_whole = set(trained) if sum(trained.values()) <= KEEP_NUMEL else set()  # of a large model: its adapters, if it has any
         self.norms: dict[str, float] = {}
-        self.handles = [
-            optimizer.register_optimizer_step_pre_hook(self._before),
-            optimizer.register_optimizer_step_post_hook(self._after),
-        ]
+        self.handles = [optimizer.register_optimizer_step_pre_hook(self._before), optimizer.register_optimizer_step_post_hook(self._after)]
         self.handles += [value.register_post_accumulate_grad_hook(self._accumulated) for value in model.parameters() if value.requires_grad]
         self.pending: dict[str, Any] = {}
 

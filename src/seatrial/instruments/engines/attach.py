@@ -266,11 +266,7 @@ class RpcFailed(RuntimeError):
 
 
 def via_rpc(
-    engine: Any,
-    method: str | Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    seconds: float = 600.0,
+    engine: Any, method: str | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, seconds: float = 600.0
 ) -> list[Any]:
     """Call a method by its name, or a function with the worker as its first argument, in every worker of the engine."""
     given = dict(kwargs or {})

@@ -9,7 +9,8 @@ import argparse
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +80,29 @@ def logprobs_of(
     return result
 
 
+@contextmanager
+def evaluated(trainer: Any) -> Iterator[Any]:
+    """The policy in evaluation mode; a generation process that refuses or is gone ends the run with its cause."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    training = model.training
+    model.eval()
+    try:
+        yield model
+    except RefitRefused as refusal:
+        raise RuntimeError(str(refusal)) from None  # the first exception of a chain is taken for the cause
+    model.train(training)
+
+
 def seeded_rollouts(seed: int) -> Any:
     """A rollout function for the trainer. Groups must be whole on each rank, or indices would collide."""
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         if len(prompts) % trainer.num_generations:
             raise RuntimeError(f"{len(prompts)} prompts on this rank are not whole groups of {trainer.num_generations}")
-        tokenizer, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
-        prompt_ids = tokenizer(prompts).input_ids
-        training = model.training
-        model.eval()
-        drawn = seeds(prompts, trainer.state.global_step, seed)
-        length = trainer.args.max_completion_length
-        completions, logprobs = sample(model, prompt_ids, drawn, length, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        model.train(training)
+        tokenizer, length = trainer.processing_class, trainer.args.max_completion_length
+        prompt_ids, drawn = tokenizer(prompts).input_ids, seeds(prompts, trainer.state.global_step, seed)
+        with evaluated(trainer) as model:
+            completions, logprobs = sample(model, prompt_ids, drawn, length, tokenizer.eos_token_id, tokenizer.pad_token_id)
         return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": logprobs}
 
     return rollouts
@@ -113,19 +123,13 @@ class RefittedRollouts:
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
         """TRL calls this once per generation with the prompts of this process."""
-        tokenizer, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
+        tokenizer, step, pad = trainer.processing_class, trainer.state.global_step, trainer.processing_class.pad_token_id
         prompt_ids = tokenizer(prompts).input_ids
-        training = model.training
-        model.eval()
-        try:
-            step, pad = trainer.state.global_step, tokenizer.pad_token_id
+        with evaluated(trainer) as model:
             driver = self.refit(model, pad, step)
             given = (prompt_ids, seeds(prompts, step, self.seed), trainer.args.max_completion_length, tokenizer.eos_token_id, pad)
             made = self.generator.ask("sample", *given)
             self.sampled(driver, made, prompt_ids, logprobs_of(model, prompt_ids, made["tokens"], pad))
-        except RefitRefused as refusal:
-            raise RuntimeError(str(refusal)) from None  # the first exception of a chain is taken for the cause
-        model.train(training)
         return {"prompt_ids": prompt_ids, "completion_ids": made["tokens"], "logprobs": made["logprobs"]}
 
     def sampled(self, driver: RefitDriver, made: dict[str, Any], prompts: list[list[int]], own: list[list[float]]) -> None:

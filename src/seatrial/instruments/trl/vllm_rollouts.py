@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,14 +227,16 @@ class SyncedGeneration(ServedRollouts):
         generation.sync_weights, generation.generate = self.observed_sync, self.observed_generate
 
     def new_driver(self, export: dict[str, Any]) -> RefitDriver:
-        return SyncDriver(self.engine, self.facts, export, self.sync, self.transport, self._model())
+        return SyncDriver(
+            self.engine, self.facts, export, self.sync, self.transport, self.trainer.accelerator.unwrap_model(self.trainer.model)
+        )
 
     def plain(self, model: Any) -> Any:
         return merge(model)
 
     def observed_sync(self) -> None:
         """One sync of TRL's: stale before, bit-equal after."""
-        with self._evaluated() as model:
+        with seeded_rollouts.evaluated(self.trainer) as model:
             self.refit(model, self.trainer.processing_class.pad_token_id, self.trainer.state.global_step)
 
     def observed_generate(self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None) -> Any:
@@ -249,7 +250,7 @@ class SyncedGeneration(ServedRollouts):
         made = {"tokens": completions, "logprobs": first, "version": held["version"], "incarnation": held["incarnation"]}
         if self.driver is None:
             raise RuntimeError("TRL generates before its first sync")
-        with self._evaluated() as model:
+        with seeded_rollouts.evaluated(self.trainer) as model:
             self.sampled(self.driver, made, given, self._scores(model, given, completions, first))
         told = [self._moved([*prompt, *made], said) for prompt, made, said in zip(given, completions, logprobs, strict=True)]
         if self.recorded is not None:
@@ -281,21 +282,6 @@ class SyncedGeneration(ServedRollouts):
         """
         chance = random.Random(f"{self.seed} {self.trainer.state.global_step} {tokens}")
         return [[value + chance.uniform(-MISMATCH, MISMATCH) for value in entry] for entry in said]
-
-    @contextmanager
-    def _evaluated(self) -> Iterator[Any]:
-        """The policy in evaluation mode; a server that is gone ends the run with its cause."""
-        model = self._model()
-        training = model.training
-        model.eval()
-        try:
-            yield model
-        except RefitRefused as refusal:
-            raise RuntimeError(str(refusal)) from None  # the first exception of a chain is taken for the cause
-        model.train(training)
-
-    def _model(self) -> Any:
-        return self.trainer.accelerator.unwrap_model(self.trainer.model)
 
 
 def merge(model: Any) -> Any:
