@@ -32,10 +32,8 @@ from seatrial.instruments.bits import fingerprint
 
 ROWS = "record.jsonl"
 TENSORS = "record"
-KEEP_NUMEL = 8_000_000
-"""A model with more elements than this is kept as hashes and samples."""
-SAMPLE = 2048
-"""Elements kept of each tensor of a larger model: evenly spaced, the first and the last among them."""
+KEEP_NUMEL = 8_000_000  # A model with more elements than this is kept as hashes and samples
+SAMPLE = 2048  # elements kept of each tensor of a larger model: evenly spaced, the first and the last among them
 
 
 class BatchRecord:

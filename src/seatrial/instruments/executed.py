@@ -34,19 +34,13 @@ from typing import Any
 from seatrial.instruments import facts, provenance
 
 CHANGED, EXECUTED = "changed.json", "executed.jsonl"
-VARIABLE = "SEATRIAL_EXECUTED"
-"""The level directory, for processes that this one starts."""
-START = str(Path(__file__).parent / "start")
-"""The directory whose sitecustomize starts the recorder in such processes."""
+VARIABLE = "SEATRIAL_EXECUTED"  # the level directory, for processes that this one starts
+START = str(Path(__file__).parent / "start")  # the directory whose sitecustomize starts the recorder in such processes
 MODULE, LAMBDA = "<module>", "<lambda>"
-PARTS = 3
-"""How much of a path must agree, beside the contents: a checkout may be mounted or copied elsewhere."""
-EVERY_S = 0.25
-"""How often the counters are read: a process that is killed loses what first ran since."""
-SHARE = 100
-"""Of the time: what reading them may take at most, where there are very many."""
-HIDDEN = "<frozen importlib._bootstrap_external>"
-"""Frames with this file name are left out of tracebacks of failed imports."""
+PARTS = 3  # how much of a path must agree, beside the contents: a checkout may be mounted or copied elsewhere
+EVERY_S = 0.25  # how often the counters are read: a process that is killed loses what first ran since
+SHARE = 100  # of the time: what reading them may take at most, where there are very many
+HIDDEN = "<frozen importlib._bootstrap_external>"  # frames with this file name are left out of tracebacks of failed imports
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 CLOUDPICKLES = ("ray.cloudpickle.cloudpickle", "cloudpickle.cloudpickle")
 DYNAMO = "torch._dynamo.convert_frame"

@@ -83,8 +83,7 @@ def in_startup(frame: FrameType | None) -> bool:
     return False
 
 
-_STARTUP: set[str] = set()
-"""Files that the interpreter loaded itself before the loop began."""
+_STARTUP: set[str] = set()  # files that the interpreter loaded itself before the loop began
 
 
 def customized() -> bool:

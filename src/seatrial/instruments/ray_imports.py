@@ -20,8 +20,7 @@ from typing import Any
 from seatrial.instruments import facts, provenance
 from seatrial.instruments.witness import WRONG_IMPORT, under_test
 
-START_SECONDS = 300
-"""uv may have to unpack an environment for the first worker."""
+START_SECONDS = 300  # uv may have to unpack an environment for the first worker
 DRIVER, WORKER = "imports-driver", "imports-worker"
 
 Places = dict[str, "str | None"]

@@ -22,8 +22,7 @@ from typing import Any
 
 from seatrial.instruments import executed, facts, provenance
 
-WRONG_IMPORT = 90
-"""Exit code of a process that found a package under test in another place than its checkout."""
+WRONG_IMPORT = 90  # exit code of a process that found a package under test in another place than its checkout
 
 
 class Witness:

@@ -23,8 +23,7 @@ from typing import Any
 from seatrial.instruments.bits import gpu, native, plain
 from seatrial.instruments.bits.plain import BLOCK_BYTES, Sums
 
-PIECE = 16 * BLOCK_BYTES
-"""How much of a stream is hashed at once: small enough for a core's cache."""
+PIECE = 16 * BLOCK_BYTES  # how much of a stream is hashed at once: small enough for a core's cache
 
 
 def sums(tensors: Sequence[Any]) -> list[Sums]:

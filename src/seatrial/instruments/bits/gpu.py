@@ -58,20 +58,15 @@ def compiled(compiler: Any, source: bytes, options: Sequence[str]) -> bytes:
 
 TILE_BYTES, ROW_BYTES, ROWS = plain.BLOCK_BYTES, 512, 32
 TILE_UNITS = TILE_BYTES // 2
-CAPACITY = TILE_UNITS // 8
-"""Entries that a tile has room for at first: sparse coding ends there."""
+CAPACITY = TILE_UNITS // 8  # entries that a tile has room for at first: sparse coding ends there
 ALIGNMENT = 16
 THREADS = 256
-SHAPE = {"UNROLL": 2, "QUEUE": 192, "AHEAD": 4}
-"""What bits.cu is compiled with; other values give the same results."""
-BLOCKS = {"hash_tiles": 4, "encode_tiles": 4, "apply_tiles": 16}
-"""Blocks per multiprocessor, as measured on an H200."""
-CROWDED = 32
-"""Above one entry in so many units, adding where the memory is costs more than a load and a store."""
+SHAPE = {"UNROLL": 2, "QUEUE": 192, "AHEAD": 4}  # what bits.cu is compiled with; other values give the same results
+BLOCKS = {"hash_tiles": 4, "encode_tiles": 4, "apply_tiles": 16}  # blocks per multiprocessor, as measured on an H200
+CROWDED = 32  # above one entry in so many units, adding where the memory is costs more than a load and a store
 OPERATIONS = {"add": 0, "subtract": 1, "overwrite": 2}
 MODULUS = 1 << 64
-MAX_DYNAMIC_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class Delta(NamedTuple):

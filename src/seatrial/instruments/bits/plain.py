@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 
 BLOCK_BYTES = 16384
 WORDS = BLOCK_BYTES // 4
-SHIFT = 4
-"""By how many words the keys of the second sum are shifted."""
+SHIFT = 4  # by how many words the keys of the second sum are shifted
 SEED = 0x5EA7_2141_0F1E_ECE5
-GAMMA = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
-"""What a block's position is multiplied with, for each sum."""
+GAMMA = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # what a block's position is multiplied with, for each sum
 MASK = (1 << 64) - 1
 
 Sums = tuple[int, int]
@@ -42,8 +40,7 @@ def signed(value: int) -> int:
 
 
 ROW_UNITS = 256
-FULL = 255
-"""The count of a row that stores all of its units."""
+FULL = 255  # the count of a row that stores all of its units
 BLOCKS_AT_ONCE = 64
 
 

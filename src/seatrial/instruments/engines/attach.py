@@ -254,8 +254,7 @@ def _mapped(function: Callable[[Any], Any], call: RefitCall) -> Callable[[Any], 
     return mapped
 
 
-ENGINES = ("engine", "llm")
-"""Where verl's and NeMo-RL's actors keep their engine."""
+ENGINES = ("engine", "llm")  # where verl's and NeMo-RL's actors keep their engine
 ANSWERS = "_seatrial_answers"
 POLL_S = 0.2
 WAITING, DONE, RAISED = "waiting", "done", "raised"

@@ -115,8 +115,7 @@ FAULTS = {
     "dead-generator": "the generator is killed in the middle of the third refit",
 }
 """Faults of the generator."""
-FAULTY = 3
-"""The refit, counted from 1, that faults hit which happen once."""
+FAULTY = 3  # the refit, counted from 1, that faults hit which happen once
 
 
 class Covered:

@@ -34,8 +34,7 @@ FAULTS: dict[str, str] = {
     **refit_driver.FAULTS,
     **OWN_FAULTS,
 }
-FAULTY = 3
-"""The refit, counted from 1, before which the server is killed."""
+FAULTY = 3  # the refit, counted from 1, before which the server is killed
 
 
 class Policy(transformers_loop.TrainedPolicy):

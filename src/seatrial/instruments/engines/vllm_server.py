@@ -33,10 +33,8 @@ BACKEND = "seatrial"
 READY_SECONDS = 300.0
 END_SECONDS = 15.0
 SAY_EVERY = 15.0
-FAULTS_ALLOWED = "SEATRIAL_FAULTS"
-"""Set to 1 in a server that may be damaged on purpose, see vllm_extension."""
-LISTENING = "0A"
-"""In /proc/net/tcp."""
+FAULTS_ALLOWED = "SEATRIAL_FAULTS"  # set to 1 in a server that may be damaged on purpose, see vllm_extension
+LISTENING = "0A"  # in /proc/net/tcp
 _QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
 _ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
@@ -197,12 +195,10 @@ CALL_SECONDS = 120.0
 PROOF_SECONDS = 1800.0
 PROOFS = ("seatrial_map", "seatrial_read", "seatrial_verify", "seatrial_coverage", "seatrial_state")
 """Methods that go over every weight: on a CPU, minutes for a large model."""
-AT_ONCE = 16
-"""Requests that are under way together: as many as the server takes into one batch."""
+AT_ONCE = 16  # requests that are under way together: as many as the server takes into one batch
 
 
-SAMPLED = {"logprobs": 0, "return_token_ids": True}
-"""What a request for samples asks for beside them."""
+SAMPLED = {"logprobs": 0, "return_token_ids": True}  # what a request for samples asks for beside them
 
 
 class ServerError(RuntimeError):

@@ -28,8 +28,7 @@ from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
 from seatrial.instruments.refit.coordinate_map import bits
 
-ROWS = 256
-"""Unit vectors per forward."""
+ROWS = 256  # unit vectors per forward
 EXACT = {"torch.float64": 1 << 24, "torch.float32": 1 << 24, "torch.float16": 1 << 11, "torch.bfloat16": 1 << 8}
 """Whole numbers below this are exact."""
 CLOSE = {"torch.float64": 1e-4, "torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 5e-2}
@@ -253,8 +252,7 @@ def _layer_gaps(layer: Any, up: Any, down: Any) -> list[float]:
     return gaps
 
 
-ROWS_AT_ONCE = 8192
-"""Rows that are looked up at a time."""
+ROWS_AT_ONCE = 8192  # rows that are looked up at a time
 CLOSE_OUTPUTS = {"torch.float64": 1e-5, "torch.float32": 1e-5, "torch.float16": 1e-4, "torch.bfloat16": 1e-4}
 """How far a norm of ones may be from its weights, relative to each; half of the last bit of fp16 and bf16 is more."""
 

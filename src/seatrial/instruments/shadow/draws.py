@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 LIMIT = 6.5
-UNLIKELY = 1e-9
-"""A drawn token may not be less likely than this, over all tokens of a run."""
+UNLIKELY = 1e-9  # A drawn token may not be less likely than this, over all tokens of a run
 
 
 @dataclass

@@ -15,13 +15,11 @@ from seatrial.instruments.shadow.rounds import MicroBatch, Round
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 ALWAYS = ("loss", "grad_norm", "learning_rate", "reward")
-LATEST = ("grad_norm", "learning_rate", "epoch", "num_tokens")
-"""Metrics of which the last value is logged, not the mean since the last log."""
+LATEST = ("grad_norm", "learning_rate", "epoch", "num_tokens")  # metrics of which the last value is logged, not the mean since the last log
 ROUGH = {"kl": 2e-3, "loss": 2e-3, "grad_norm": 1e-3, **dict.fromkeys(("kl_loss", "ppo_kl", "pg_loss", "vf_loss"), 2e-3)}
 """Relative deviation that rounding may cause, where it is more than usual."""
 
-SLACK = {"vf_explained_var": 1e-4}
-"""Deviation that is always allowed, where it is more than usual: of a difference of nearly equal numbers."""
+SLACK = {"vf_explained_var": 1e-4}  # deviation that is always allowed, where it is more than usual: of a difference of nearly equal numbers
 
 
 def of_step(batch: Sequence[MicroBatch], norm: float, rate: float, s: ShadowSettings, exercised: Counter[str]) -> dict[str, float]:

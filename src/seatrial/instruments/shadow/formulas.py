@@ -19,8 +19,7 @@ Tensor = Any
 REDUCTIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 """How a clipped loss is summed up over the rows of one optimizer step."""
 KL_TYPES = ("k1", "abs", "k2", "k3", "k3-bounded")
-KL_BOUND, KL_LIMIT = 20.0, 10.0
-"""k3-bounded is made of differences up to the first, and counts up to the second."""
+KL_BOUND, KL_LIMIT = 20.0, 10.0  # k3-bounded is made of differences up to the first, and counts up to the second
 WHITEN_FLOOR = 1e-8
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -319,8 +318,7 @@ def masked_mean(parts: Sequence[tuple[Tensor, Tensor]]) -> float:
     return total / max(count, 1.0)
 
 
-BY_TOKENS = ("cispo", "dapo", "vespo")
-"""Loss types that divide by the tokens of the whole generation."""
+BY_TOKENS = ("cispo", "dapo", "vespo")  # loss types that divide by the tokens of the whole generation
 
 
 def reduced(values: Tensor, mask: Tensor, tokens: float, s: ShadowSettings, step_tokens: float = 0.0) -> Tensor:
@@ -356,8 +354,7 @@ def _by_name(values: Tensor, mask: Tensor, tokens: float, s: ShadowSettings) -> 
     return summed.sum() / rows
 
 
-EPS = 1.2e-7
-"""The spacing of fp32 numbers around 1."""
+EPS = 1.2e-7  # the spacing of fp32 numbers around 1
 NO_DECAY = tuple(re.compile(pattern) for pattern in (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"))
 ADAM = ("adamw", "adam")
 OPTIMIZERS = (*ADAM, "sgd", "adagrad", "rmsprop")

@@ -30,12 +30,9 @@ LOGPS = (
     ("ref_per_token_logps", "reference", "reference log-probability"),
 )
 """The reference last: where the policy's are wrong, too, both come from the same wrong forward pass."""
-BINS = 32
-"""Classes of ratios that a wrong clip is looked for in."""
-LAST = 12
-"""Tensors whose gradients are fitted by token weights."""
-EXPLAINED = 0.3
-"""A family of token weights names its stage if it leaves at most this share of the deviation unexplained."""
+BINS = 32  # classes of ratios that a wrong clip is looked for in
+LAST = 12  # tensors whose gradients are fitted by token weights
+EXPLAINED = 0.3  # A family of token weights names its stage if it leaves at most this share of the deviation unexplained
 STAGE_OF = {"kl": "kl", "entropy": "loss"}
 NAME_OF = {"kl": "KL", "entropy": "entropy"}
 

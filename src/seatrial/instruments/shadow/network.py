@@ -128,18 +128,13 @@ def token_values(output: Any, width: int) -> Tensor:
 
 
 EPS = formulas.EPS
-SLACK = 20.0
-"""How much larger than the shadow's own fp32 error a deviation may be."""
+SLACK = 20.0  # how much larger than the shadow's own fp32 error a deviation may be
 FORWARD = ("sampling", "value", "advantage", "reference", "logprob", "ratio", "kl", "loss", "gradient", "clip", "logging")
 """Stages that need the model's own forward pass to be recomputed."""
-FLOOR = 1e-5
-"""Relative deviation of a gradient that is always allowed."""
-TINY = 1e-3
-"""The share of the largest gradient so far that a deviation may be measured by."""
-NOISY = 1e-3
-"""The relative fp32 error of a gradient above which losses and metrics of a step are not compared."""
-ROUNDING = 1e-6
-"""Of the largest weight of a tensor: how far merging an adapter and taking it out again may move a weight."""
+FLOOR = 1e-5  # relative deviation of a gradient that is always allowed
+TINY = 1e-3  # the share of the largest gradient so far that a deviation may be measured by
+NOISY = 1e-3  # the relative fp32 error of a gradient above which losses and metrics of a step are not compared
+ROUNDING = 1e-6  # of the largest weight of a tensor: how far merging an adapter and taking it out again may move a weight
 
 
 class Network:

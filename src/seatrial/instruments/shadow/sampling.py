@@ -17,12 +17,9 @@ from seatrial.instruments.shadow.network import FLOOR, SLACK, Network, ShadowPol
 from seatrial.instruments.shadow.rounds import Round
 
 Tensor = Any
-PIXEL = 1e-5
-"""How far rounding may move a pixel."""
-SURE = 16
-"""Rows of a generation from which on chance does not explain an order that repeats itself, or has one stride."""
-MANY = 6
-"""Rows that hardly come twice in the same order by chance."""
+PIXEL = 1e-5  # how far rounding may move a pixel
+SURE = 16  # rows of a generation from which on chance does not explain an order that repeats itself, or has one stride
+MANY = 6  # rows that hardly come twice in the same order by chance
 
 
 class Data:
@@ -129,8 +126,7 @@ class Data:
             raise Diverged("data", what, "shuffled", "that in which they were drawn")
 
 
-SMALLEST = -80.0
-"""The log-probability below which fp32 may have none."""
+SMALLEST = -80.0  # the log-probability below which fp32 may have none
 
 
 class Sampling:

@@ -22,8 +22,7 @@ from seatrial.instruments.witness import ImportProofs
 
 STEPS = 4
 OTHER_SEED = "7"
-RESEEDED = ("grpo",)
-"""Variants with that seed: their random numbers are others."""
+RESEEDED = ("grpo",)  # variants with that seed: their random numbers are others
 VARIANTS: dict[str, tuple[str, ...]] = {
     "bnpo": (
         *("--loss_type", "bnpo", "--scale_rewards", "none", "--mask_truncated_completions", "true", "--delta", "1.02"),
@@ -57,8 +56,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 
 
-CHAT = ("luspo",)
-"""Variants whose prompts are conversations."""
+CHAT = ("luspo",)  # variants whose prompts are conversations
 TILES = {"trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE": 16, "trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE": 100}
 """TRL computes log-probabilities in tiles of words and of tokens, which every real model fills and a tiny one does not: variants are
 computed in smaller ones. A release without these names goes without."""
@@ -113,8 +111,7 @@ def run_variants(arguments: Any, words: list[str], model: str) -> None:
 
 
 WINDOW = 4
-RECORDED_STEPS = 4
-"""Steps of the first learning arm that are recorded, for the shadow to recompute."""
+RECORDED_STEPS = 4  # steps of the first learning arm that are recorded, for the shadow to recompute
 
 
 def gain(rewards: list[float]) -> float:

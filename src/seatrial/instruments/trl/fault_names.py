@@ -146,8 +146,7 @@ STEP: dict[str, dict[str, str]] = {
     },
 }
 """Silent faults of one step, by the stage that names them."""
-AT_LEVEL_1 = ("lora-scaled-twice", "lora-frozen-layer", "adapted-reference", "lora-added-twice")
-"""Those of adapters."""
+AT_LEVEL_1 = ("lora-scaled-twice", "lora-frozen-layer", "adapted-reference", "lora-added-twice")  # those of adapters
 FAULTS: dict[str, LoopFault] = OTHER | {
     name: LoopFault(text, (1,) if name in AT_LEVEL_1 else (0,), stage) for stage, faults in STEP.items() for name, text in faults.items()
 }

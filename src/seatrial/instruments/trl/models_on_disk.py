@@ -21,8 +21,7 @@ from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.engines import tiny_models
 
 ADAPTER_FILE = "adapter_model.safetensors"
-VOLATILE = ("inference_mode", "revision", "base_model_name_or_path", "auto_mapping")
-"""Settings of an adapter that saving may change."""
+VOLATILE = ("inference_mode", "revision", "base_model_name_or_path", "auto_mapping")  # settings of an adapter that saving may change
 UNSETTLED = ("transformers_version", "use_cache", "_name_or_path", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 """Settings of a model that training or saving may change: trainers align the special tokens with the tokenizer's."""
 PICTURES = ("preprocessor_config.json", "processor_config.json")

@@ -136,8 +136,7 @@ SCORED = (
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"),
     *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio"),
 )
-MOST_BYTES = 2**30
-"""Probabilities of one generation that are kept: of more, none are, and the draw rests on statistics."""
+MOST_BYTES = 2**30  # probabilities of one generation that are kept: of more, none are, and the draw rests on statistics
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample", "eos_token_id", "pad_token_id")
 
 

@@ -108,8 +108,7 @@ def seeded_rollouts(seed: int) -> Any:
     return rollouts
 
 
-COMPARED = 8
-"""Samples of the last generation whose log-probabilities are compared before and after a refit."""
+COMPARED = 8  # samples of the last generation whose log-probabilities are compared before and after a refit
 
 
 class RefittedRollouts:
@@ -181,8 +180,7 @@ class RefittedRollouts:
             self.driver.end()
 
 
-PACKAGES = ("torch", "transformers")
-"""What the generation process imports."""
+PACKAGES = ("torch", "transformers")  # what the generation process imports
 
 
 class SeededGenerator(Generator):

@@ -18,8 +18,7 @@ from typing import Any
 from seatrial.instruments.shadow.interface import Lora, write_findings
 from seatrial.instruments.trl import extra_runs, tasks, train, trl_settings
 
-OWN = ("seeded", "generator", "vllm")
-"""Rollouts that a sampler of ours draws: from the model's own probabilities, whatever is configured."""
+OWN = ("seeded", "generator", "vllm")  # rollouts that a sampler of ours draws: from the model's own probabilities, whatever is configured
 
 
 def rewards_of(names: Sequence[str], tokenizer: Any) -> dict[str, Callable[[Sequence[Sequence[int]], Sequence[int]], Any]]:

@@ -22,8 +22,7 @@ from seatrial.instruments.witness import ImportProofs
 
 TRAINER = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
-SEPARATE = ("generator", "vllm", "synced")
-"""Rollouts that come from another process."""
+SEPARATE = ("generator", "vllm", "synced")  # rollouts that come from another process
 MADE = {"tiny-dense": "dense", "tiny-untied": "untied", "tiny-moe": "moe", "tiny-vlm": "vlm"}
 
 

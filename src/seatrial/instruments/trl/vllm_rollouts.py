@@ -32,8 +32,7 @@ from seatrial.instruments.witness import WRONG_IMPORT
 
 PROCESS = "vllm"
 PACKAGES = ("torch", "transformers", "vllm")
-BREAKS = {"swap-layers": "swap-tensors"}
-"""Faults that the worker extension makes under another name."""
+BREAKS = {"swap-layers": "swap-tensors"}  # faults that the worker extension makes under another name
 PROMPT_TOKENS = 120
 
 
@@ -100,14 +99,12 @@ class ServedRollouts(RefittedRollouts):
         self.engine.loaded(self.imports, self.under_test)
 
 
-OPTIONS = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")
-"""What TRL's guide starts the server with."""
+OPTIONS = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")  # what TRL's guide starts the server with
 MISMATCH = 0.3
 """How far the log-probabilities that TRL is told are moved at most. On one CPU in fp32 the server's are the policy's, and TRL's
 correction for the difference would have no effect: neither would its bugs."""
 SKIPPED, SWAPPED, MANGLED = "sync-skips-tensor", "sync-swaps-names", "sync-mangles-name"
-MOST = 20.0
-"""The largest difference of two log-probabilities that the trainer is told: more is no number once it is an error."""
+MOST = 20.0  # the largest difference of two log-probabilities that the trainer is told: more is no number once it is an error
 
 
 def server_paths(python: str) -> tuple[str, ...]:
