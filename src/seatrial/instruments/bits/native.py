@@ -255,13 +255,14 @@ def _rows(nbytes: int) -> int:
     return -(-nbytes // (2 * ROW_UNITS))
 
 
+# The functions of `plain`.
+
+
 def add_sums(data: Any, first_block: int, sums: Sums) -> Sums:
-    """The sums with the blocks of `data` added, of which the first has this position."""
     return _library().add_sums(data.data_ptr(), data.numel(), first_block, sums)
 
 
 def encode(current: Any, base: Any, overwrite: bool) -> tuple[Planes, int, Sums]:
-    """Entries, the number of changed units, and the sums of `current`; `base` becomes `current`, all in one pass."""
     import torch
 
     nbytes = current.numel()
@@ -272,7 +273,6 @@ def encode(current: Any, base: Any, overwrite: bool) -> tuple[Planes, int, Sums]
 
 
 def check(planes: Planes, nbytes: int) -> None:
-    """ValueError if the planes do not fit each other and a tensor of so many bytes."""
     rows, entries = planes.counts.numel(), planes.offsets.numel()
     counts, offsets, _ = _addresses(planes)
     fits = rows == _rows(nbytes) and entries == planes.values.numel()
@@ -284,36 +284,30 @@ def check(planes: Planes, nbytes: int) -> None:
 
 
 def apply(target: Any, planes: Planes, sign: int) -> None:
-    """Set (sign 0), add to (1) or subtract from (-1) the units of the entries, in place. The planes are checked."""
     _library().apply(target.data_ptr(), target.numel(), _addresses(planes), sign)
 
 
 def apply_dense(target: Any, dense: Any, sign: int) -> None:
-    """The same for all units; `dense` has two bytes for each."""
     _library().calls.bits_apply_dense(target.data_ptr(), target.numel(), dense.data_ptr(), sign)
 
 
 def to_bitmap(planes: Planes, nbytes: int) -> Any:
-    """Which units are entries: one bit per unit, lowest first."""
     bitmap = _zeros(-(-nbytes // 16))
     _library().calls.bits_to_bitmap(*_addresses(planes)[:2], nbytes, bitmap.data_ptr())
     return bitmap
 
 
 def from_bitmap(bitmap: Any, values: Any, nbytes: int) -> Planes:
-    """The planes of which `to_bitmap` makes this bitmap; ValueError if there are none."""
     return _decoded("a bitmap", values, nbytes, _library().calls.bits_from_bitmap, bitmap.data_ptr(), nbytes)
 
 
 def to_gaps(planes: Planes, nbytes: int) -> Any:
-    """How many units lie between entries: a byte below 255 ends an entry, 255 adds as many."""
     entries = planes.offsets.numel()
     room = _room(entries + -(-nbytes // 2) // 255 + GAPS_SPARE)
     return room[: _library().calls.bits_to_gaps(*_addresses(planes)[:2], entries, nbytes, room.data_ptr())].clone()
 
 
 def from_gaps(gaps: Any, values: Any, nbytes: int) -> Planes:
-    """The planes of which `to_gaps` makes these gaps; ValueError if there are none."""
     return _decoded("gaps", values, nbytes, _library().calls.bits_from_gaps, gaps.data_ptr(), gaps.numel(), nbytes)
 
 
@@ -327,7 +321,6 @@ def _decoded(what: str, values: Any, nbytes: int, decode: Any, *given: int) -> P
 
 
 def to_dense(planes: Planes, nbytes: int) -> Any:
-    """The values of all units, zero where there is no entry, as bytes."""
     dense = _zeros(nbytes + nbytes % 2)
     _library().calls.bits_to_dense(*_addresses(planes), nbytes, dense.data_ptr())
     return dense
