@@ -41,10 +41,14 @@ class Policy(transformers_loop.TrainedPolicy):
     """Exports under the names of a checkpoint, which is what vLLM loads: experts one by one."""
 
     def export(self) -> dict[str, Any]:
-        from transformers.core_model_loading import revert_weight_conversion
+        return by_checkpoint_name(self.model, super().export())
 
-        held = {name: value.detach() for name, value in self.model.named_parameters()}
-        return {name: value.contiguous() for name, value in revert_weight_conversion(self.model, held).items()}
+
+def by_checkpoint_name(model: Any, held: dict[str, Any]) -> dict[str, Any]:
+    """Parameters under the names of a checkpoint."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return {name: value.contiguous() for name, value in revert_weight_conversion(model, held).items()}
 
 
 class Engine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from seatrial.instruments.shadow.interface import ShadowSettings
 Tensor = Any
 REDUCTIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 """How a clipped loss is summed up over the rows of one optimizer step."""
-KL_TYPES = ("k1", "abs", "k2", "k3", "k3-bounded")
 KL_BOUND, KL_LIMIT = 20.0, 10.0  # k3-bounded is made of differences up to the first, and counts up to the second
 WHITEN_FLOOR = 1e-8
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -122,26 +121,29 @@ def whitened(values: Tensor, mask: Tensor) -> Tensor:
     return (values - mean) / (spread + WHITEN_FLOOR).sqrt()
 
 
+KL_ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda gap: gap,
+    "abs": lambda gap: gap.abs(),
+    "k2": lambda gap: 0.5 * gap**2,
+    "k3": lambda gap: (-gap).exp() + gap - 1,
+    "k3-bounded": lambda gap: _bounded_k3((-gap).clamp(-KL_BOUND, KL_BOUND)),
+}
+KL_TYPES = tuple(KL_ESTIMATES)
+
+
+def _bounded_k3(gap: Tensor) -> Tensor:
+    return (gap.exp() - gap - 1).clamp(-KL_LIMIT, KL_LIMIT)
+
+
 def kl_estimate(logps: Tensor, ref: Tensor, kind: str) -> Tensor:
     """An estimate of the KL divergence from the reference, per token; `+` keeps the value and takes the gradient of k2."""
     base = kind.removesuffix("+")
-    gap = logps - ref
-    if base == "k1":
-        made = gap
-    elif base == "abs":
-        made = gap.abs()
-    elif base == "k2":
-        made = 0.5 * gap**2
-    elif base == "k3":
-        made = (-gap).exp() + gap - 1
-    elif base == "k3-bounded":
-        bounded = (-gap).clamp(-KL_BOUND, KL_BOUND)
-        made = (bounded.exp() - bounded - 1).clamp(-KL_LIMIT, KL_LIMIT)
-    else:
+    if base not in KL_ESTIMATES:
         raise ValueError(f"no formula for the KL estimate {kind}")
+    made = KL_ESTIMATES[base](logps - ref)
     if base == kind or base == "k2":
         return made
-    square = 0.5 * gap**2
+    square = KL_ESTIMATES["k2"](logps - ref)
     return square - square.detach() + made.detach()
 
 

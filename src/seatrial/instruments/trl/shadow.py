@@ -103,27 +103,26 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
 
 def knobs(words: list[str], made: dict[str, Any], shadow: Any) -> list[dict[str, Any]]:
     """Each knob: configured, in force, and whether this run proved it."""
-    values = trl_settings.knob_values(words)
-    rows = []
+    values, rows = trl_settings.knob_values(words), list[dict[str, Any]]()
+
+    def add(name: str, stage: str, configured: Any, force: Any, status: str) -> None:
+        rows.append({"knob": name, "stage": stage, "configured": configured, "in_force": force, "status": status})
+
     for name, knob in trl_settings.KNOBS.items():
         read = knob.only in ("", values["loss_type"]) and not (knob.stage == "sampling" and shadow.s.processors == "none")
         status = knob.status(values[name], made, shadow.exercised, read)
         if name.startswith("vllm_") and not values["use_vllm"]:
             status = "beside the step"
-        force = shadow.arguments.get(name)
-        rows.append({"knob": name, "stage": knob.stage, "configured": values[name], "in_force": force, "status": status})
+        add(name, knob.stage, values[name], shadow.arguments.get(name), status)
     stages = {entry["stage"]: entry for entry in made["stages"]}
     adapters = {} if shadow.s.lora is None else dataclasses.asdict(shadow.s.lora)
     status = "proven" if stages["weights"]["compared"] and not stages["weights"]["unproven"] else "not proven"
-    rows += [
-        {"knob": f"lora_{name}", "stage": "weights", "configured": value, "in_force": None, "status": status}
-        for name, value in adapters.items()
-    ]
+    for name, value in adapters.items():
+        add(f"lora_{name}", "weights", value, None, status)
     unproven, named = trl_settings.unknown(words), trl_settings.given(words)
     for name, force in sorted(shadow.arguments.items()):
         if name not in trl_settings.KNOBS:  # the rest of what the trainer knows
-            status = "not proven" if name in unproven else "beside the step"
-            rows.append({"knob": name, "stage": "", "configured": named.get(name), "in_force": force, "status": status})
+            add(name, "", named.get(name), force, "not proven" if name in unproven else "beside the step")
     return rows
 
 

@@ -87,9 +87,7 @@ class ServedRollouts(RefittedRollouts):
 
     def export(self, model: Any) -> dict[str, Any]:
         """The weights under the names of a checkpoint, which is what vLLM loads."""
-        from transformers.core_model_loading import revert_weight_conversion
-
-        return {name: value.contiguous() for name, value in revert_weight_conversion(model, super().export(model)).items()}
+        return vllm_loop.by_checkpoint_name(model, super().export(model))
 
     def begin(self) -> None:
         self.engine.begin(self.imports, self.under_test)
