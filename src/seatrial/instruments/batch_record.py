@@ -27,6 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+from torch.optim import optimizer
+
 from seatrial.instruments import facts
 from seatrial.instruments.bits import fingerprint
 
@@ -52,8 +56,6 @@ class BatchRecord:
         self, event: str, stage: str, values: Mapping[str, Any] | None = None, tensors: Mapping[str, Any] | None = None, step: int = 0
     ) -> None:
         """Append one event of this step, or of another; tensors are copied to the CPU, and their digests go into the row."""
-        from safetensors.torch import save_file
-
         self.number += 1
         kept = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in (tensors or {}).items() if value is not None}
         row: dict[str, Any] = {"event": event, "step": step or self.step, "stage": stage, "values": dict(values or {})}
@@ -66,8 +68,6 @@ class BatchRecord:
 
 def sample(tensor: Any) -> Any:
     """The elements that are kept of a tensor of a larger model."""
-    import torch
-
     flat = tensor.detach().reshape(-1)
     if flat.numel() <= SAMPLE:
         return flat
@@ -81,8 +81,6 @@ class UpdateHooks:
     """
 
     def __init__(self, record: BatchRecord, model: Any, prefix: str = "", computed: Callable[[], None] = lambda: None) -> None:
-        from torch.optim import optimizer
-
         self.record, self.model, self.prefix = record, model, prefix
         self.computed = computed  # called when the gradients of a micro-batch arrive, at least once for each
         self.names = {id(value): name for name, value in model.named_parameters()}
@@ -163,8 +161,6 @@ class UpdateHooks:
 
 def layer_norms(model: Any) -> list[str]:
     """Names of the parameters of torch's own layer norms."""
-    import torch
-
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)]
     return [f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()]
 
@@ -200,8 +196,6 @@ class Event:
     path: Path | None
 
     def tensors(self) -> dict[str, Any]:
-        from safetensors.torch import load_file
-
         return load_file(self.path) if self.path else {}
 
 

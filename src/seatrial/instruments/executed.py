@@ -94,7 +94,12 @@ class ExecutedRecorder:
 
     def start(self, fresh: bool) -> None:
         """Watch from here on; `fresh`: nothing of the loop ran so far, so that what is loaded was loaded by the interpreter."""
-        why = self._monitor() if MONITORING else self._calibrate()
+        why = self._monitor() if MONITORING else ""
+        if not MONITORING:
+            try:
+                self.count, self.fresh = calibrated()
+            except (ImportError, ValueError, OSError, AttributeError) as error:
+                why = f"the run counter of code objects was not found: {error}"
         method = None if why else "monitoring" if self.tool else "counter"
         row = {"process": self.process, "pid": os.getpid(), "method": method, "python": sys.version.split()[0]}
         facts.append(self.path, {**row, "why": why} if why else row)
@@ -106,18 +111,12 @@ class ExecutedRecorder:
         self._hook_exit()
         self._loaded_already(fresh)
         self.main = any(Path(word).name in self.names for word in getattr(sys, "orig_argv", sys.argv))
-        if self.main:
-            self._watch_main()
+        if self.main:  # no loader loads the program itself
+            if self.tool:
+                MONITORING.set_events(self.tool, MONITORING.events.PY_START)
+            self._poll()
 
     # The counters of Python before 3.12, and the events of later ones.
-
-    def _calibrate(self) -> str:
-        """Find where code objects count their runs; why they cannot be read, or nothing."""
-        try:
-            self.count, self.fresh = calibrated()
-        except (ImportError, ValueError, OSError, AttributeError) as error:
-            return f"the run counter of code objects was not found: {error}"
-        return ""
 
     def _monitor(self) -> str:
         for tool in (4, 3):
@@ -341,12 +340,6 @@ class ExecutedRecorder:
             return before(*arguments, **named)
 
         module._make_function = _make_function
-
-    def _watch_main(self) -> None:
-        """The program of this process is a changed file: no loader loads it."""
-        if self.tool:
-            MONITORING.set_events(self.tool, MONITORING.events.PY_START)
-        self._poll()
 
     def _look_at_main(self) -> None:
         file = getattr(sys.modules.get("__main__"), "__file__", None)

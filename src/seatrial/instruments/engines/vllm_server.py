@@ -30,6 +30,7 @@ from typing import Any
 
 EXTENSION = "seatrial.instruments.engines.vllm_extension.Extension"
 BACKEND = "seatrial"
+MODEL = "policy"  # the name that the server gives its model
 READY_SECONDS = 300.0
 END_SECONDS = 15.0
 SAY_EVERY = 15.0
@@ -53,7 +54,7 @@ def free_port() -> int:
 
 def command(model: Path, port: int, options: Sequence[str] = (), python: str = sys.executable) -> list[str]:
     """How the server is started; `vllm serve` itself needs package metadata that the CPU package does not have."""
-    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "policy"]
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", MODEL]
     words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "16"]
     words += ["--worker-extension-cls", EXTENSION, "--weight-transfer-config", f'{{"backend": "{BACKEND}"}}']
     return [python, *words, *options]
@@ -218,8 +219,8 @@ class Sample:
 class VllmClient:
     """One vLLM server, seen from outside. `timeout_s` is for every call; without it PROOFS have longer than the others."""
 
-    def __init__(self, url: str, model: str = "policy", timeout_s: float | None = None) -> None:
-        self.url, self.model = url.rstrip("/"), model
+    def __init__(self, url: str, timeout_s: float | None = None) -> None:
+        self.url = url.rstrip("/")
         self._call_s, self._proof_s = (CALL_SECONDS, PROOF_SECONDS) if timeout_s is None else (timeout_s, timeout_s)
 
     def call(
@@ -303,7 +304,7 @@ class VllmClient:
 
     def _complete(self, prompts: Sequence[Sequence[int]], length: int, **given: Any) -> list[dict[str, Any]]:
         """One request; its choices in the order of the prompts."""
-        body = {"model": self.model, "prompt": [list(tokens) for tokens in prompts], "max_tokens": length, "temperature": 1.0, **given}
+        body = {"model": MODEL, "prompt": [list(tokens) for tokens in prompts], "max_tokens": length, "temperature": 1.0, **given}
         return sorted(self.call("/v1/completions", body)["choices"], key=lambda choice: int(choice["index"]))
 
     def _stamped(self, prompts: Sequence[Sequence[int]], ask: Callable[[], list[dict[str, Any]]]) -> list[Sample]:

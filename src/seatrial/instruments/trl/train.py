@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--lora-dropout", type=float, default=0.0)
     made.add_argument("--rslora", action="store_true")
     made.add_argument("--dora", action="store_true")
-    made.add_argument("--variants", action="store_true", help="train the variants, too (see variants.py)")
+    made.add_argument("--variants", action="store_true", help="train the variants, too (see extra_runs.py)")
     made.add_argument("--record", action="store_true", help="write the batch record of every step")
     made.add_argument("--rollouts", choices=("trainer", "seeded", "generator", "vllm", "synced"), default="trainer")
     made.add_argument("--vllm-python", help="interpreter of the vLLM server")
