@@ -100,7 +100,8 @@ class Ours(Codec):
         return [coded for coded, _ in delta.encode_many(list(zip(currents, bases, strict=True)))]
 
     def decode(self, targets: Sequence[Any], payload: Any) -> None:
-        delta.apply_many(targets, payload, "difference")
+        for target, coded in zip(targets, payload, strict=True):
+            delta.apply(target, coded, "difference")
 
     def size(self, payload: Any) -> int:
         return sum(len(plane) for coded in payload for plane in planes.of_coded(coded))
@@ -173,7 +174,8 @@ def codecs(bases: Sequence[Any], share: float) -> tuple[dict[str, float], dict[s
         print(f"  {name:28} {ratios}   {bits[name]:15.2f}   {exact}")
         assert not name.startswith("ours") or exact == "yes", "our round trip is not bit-exact"
     held = [current.clone() for current in currents]
-    delta.revert_many(held, payloads["ours"])
+    for target, coded in zip(held, payloads["ours"], strict=True):
+        delta.revert(target, coded)
     assert same(held, bases) == 0, "reverting is not bit-exact"
     return encode, bits
 

@@ -139,7 +139,7 @@ def check() -> int:
             if kind == "difference":
                 there.apply(sparse, "subtract")
                 assert all(same(target, old) for target, (_, old, _) in zip(targets, wanted, strict=True))
-        torn = gpu.Delta((made.counts, made.offsets[:-1], made.values[:-1]), [*made.ends[:-1], made.ends[-1] - 1])
+        torn = gpu.Delta(made.counts, made.offsets[:-1], made.values[:-1], [*made.ends[:-1], made.ends[-1] - 1])
         before = [target.clone() for target in targets]
         try:
             there.apply(torn, "overwrite")
@@ -262,7 +262,7 @@ class Run:
             self.row(f"peer: {name}", timed(work, repeats=3))
         self.row("peer: decode, index_copy into full scratch", timed(lambda: index_copy(made, self.sizes), repeats=3))
         if more:
-            overwrite = gpu.Delta((made.counts, made.offsets, made.values), made.ends)
+            overwrite = gpu.Delta(made.counts, made.offsets, made.values, made.ends)
             self.row("  the same entries as overwrite: decode", timed(lambda: target.apply(overwrite, "overwrite")))
 
 

@@ -26,7 +26,7 @@ import torch, transformers
 family, place = sys.argv[1], Path(sys.argv[2])
 words = models_on_disk.tokenizer()
 torch.manual_seed(7)
-sizes = models_on_disk._sizes(words)
+sizes = models_on_disk.sizes(words)
 common = dict(sizes, intermediate_size=160)
 made = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, attention_bias=True, tie_word_embeddings=False)),
@@ -39,7 +39,7 @@ made = {
     "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=len(words), n_positions=256, n_embd=96, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         pad_token_id=words.pad_token_id, eos_token_id=words.eos_token_id, bos_token_id=None)),
-    "qwen3-moe": lambda: models_on_disk._moe(words),
+    "qwen3-moe": lambda: models_on_disk.new_model("moe", words),
 }[family]()
 made.save_pretrained(place)
 words.save_pretrained(place)

@@ -34,7 +34,7 @@ def warm() -> None:
     """Import all that drivers use."""
     for name in (*IMPORTS, "trl.trainer.grpo_trainer", "peft.tuners.lora.layer", "transformers.models.qwen2.modeling_qwen2"):
         importlib.import_module(name)
-    for name in ("train", "shadow", "recorders", "tasks", "run_faults", "models_on_disk"):
+    for name in ("train", "shadow", "recorders", "tasks", "faults", "models_on_disk"):
         importlib.import_module(f"{DRIVE}.{name}")
     importlib.import_module("seatrial.instruments.shadow.recompute")
     import torch

@@ -11,7 +11,7 @@ from seatrial.core.records import RepoState
 from seatrial.core.series import Metrics, Series
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
-from seatrial.instruments.trl.import_proofs import Imports
+from seatrial.instruments.witness import ImportProofs
 from seatrial.loops import get_loop
 
 TRL = get_loop("trl")
@@ -251,7 +251,7 @@ def test_each_import_is_told_before_it_is_made(tmp_path: Path, monkeypatch: pyte
     for name in ("first_slow", "second_slow"):
         (tmp_path / f"{name}.py").write_text(f"print('{name} is loaded')\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    Imports(tmp_path, "driver", [f"second_slow={tmp_path}"]).prove(("first_slow", "second_slow"))
+    ImportProofs(tmp_path, "driver", [f"second_slow={tmp_path}"]).prove(("first_slow", "second_slow"))
     assert capsys.readouterr().out.splitlines() == [
         "seatrial: importing second_slow in driver",
         "second_slow is loaded",

@@ -281,7 +281,7 @@ def test_where_runs_cannot_be_counted_it_says_so(place: Place, monkeypatch: pyte
         raise ValueError("2 candidates")
 
     monkeypatch.setattr(executed, "calibrated", none)
-    monkeypatch.delattr(sys, "monitoring", raising=False)
+    monkeypatch.setattr(executed, "MONITORING", None)
     executed.ExecutedRecorder(str(place.out), "driver", []).start(fresh=True)
     found = read_executed(place.out / "executed.jsonl")
     assert (found.recorded, found.ran) == (False, frozenset())

@@ -79,10 +79,12 @@ def case_applying_and_reverting_on_a_gpu_is_that_of_the_cpu() -> None:
             held = states(share)
             coded = [made for made, _ in delta.encode_many([(now, old.clone()) for old, now in held], kind)]
             targets = [old.to(there) for old, _ in held]
-            delta.apply_many(targets, coded, kind)
+            for target, made in zip(targets, coded, strict=True):
+                delta.apply(target, made, kind)
             assert all(same(target.cpu(), now) for target, (_, now) in zip(targets, held, strict=True)), (share, kind)
             if kind == "difference":
-                delta.revert_many(targets, coded)
+                for target, made in zip(targets, coded, strict=True):
+                    delta.revert(target, made)
                 assert all(same(target.cpu(), old) for target, (old, _) in zip(targets, held, strict=True)), share
 
 

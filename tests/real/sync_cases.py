@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from seatrial.instruments.trl.import_proofs import allow_vllm_import
+from seatrial.instruments.trl.train import allow_vllm_import
 
 allow_vllm_import()
 

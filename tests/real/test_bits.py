@@ -32,7 +32,6 @@ DELTA = (
     "case_broken_planes_are_refused_and_nothing_is_written",
     "case_broken_gaps_are_refused",
     "case_only_empty_tensors_are_no_work_for_a_gpu",
-    "case_one_broken_tensor_of_many_leaves_all_alone",
 )
 
 

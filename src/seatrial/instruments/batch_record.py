@@ -27,15 +27,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+from torch.optim import optimizer
+
 from seatrial.instruments import facts
 from seatrial.instruments.bits import fingerprint
 
 ROWS = "record.jsonl"
 TENSORS = "record"
-KEEP_NUMEL = 8_000_000
-"""A model with more elements than this is kept as hashes and samples."""
-SAMPLE = 2048
-"""Elements kept of each tensor of a larger model: evenly spaced, the first and the last among them."""
+KEEP_NUMEL = 8_000_000  # A model with more elements than this is kept as hashes and samples
+SAMPLE = 2048  # elements kept of each tensor of a larger model: evenly spaced, the first and the last among them
 
 
 class BatchRecord:
@@ -43,8 +45,7 @@ class BatchRecord:
 
     def __init__(self, directory: Path, steps: int | None = None) -> None:
         self.directory, self.steps, self.number, self.step = directory, steps, 0, 1
-        self.done = 0
-        """The last step whose update is recorded."""
+        self.done = 0  # the last step whose update is recorded
         (directory / TENSORS).mkdir(parents=True, exist_ok=True)
 
     def open(self) -> bool:
@@ -55,8 +56,6 @@ class BatchRecord:
         self, event: str, stage: str, values: Mapping[str, Any] | None = None, tensors: Mapping[str, Any] | None = None, step: int = 0
     ) -> None:
         """Append one event of this step, or of another; tensors are copied to the CPU, and their digests go into the row."""
-        from safetensors.torch import save_file
-
         self.number += 1
         kept = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in (tensors or {}).items() if value is not None}
         row: dict[str, Any] = {"event": event, "step": step or self.step, "stage": stage, "values": dict(values or {})}
@@ -69,8 +68,6 @@ class BatchRecord:
 
 def sample(tensor: Any) -> Any:
     """The elements that are kept of a tensor of a larger model."""
-    import torch
-
     flat = tensor.detach().reshape(-1)
     if flat.numel() <= SAMPLE:
         return flat
@@ -84,26 +81,18 @@ class UpdateHooks:
     """
 
     def __init__(self, record: BatchRecord, model: Any, prefix: str = "", computed: Callable[[], None] = lambda: None) -> None:
-        from torch.optim import optimizer
-
         self.record, self.model, self.prefix = record, model, prefix
-        self.computed = computed
-        """Called when the gradients of a micro-batch arrive, at least once for each."""
+        self.computed = computed  # called when the gradients of a micro-batch arrive, at least once for each
         self.names = {id(value): name for name, value in model.named_parameters()}
         self.whole = sum(value.numel() for value in model.parameters()) <= KEEP_NUMEL
         trained = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
-        self.kept_whole = set(trained) if sum(trained.values()) <= KEEP_NUMEL else set()
-        """Of a large model: its adapters, if it has any."""
+        self.kept_whole = set(trained) if sum(trained.values()) <= KEEP_NUMEL else set()  # of a large model: its adapters, if it has any
         self.norms: dict[str, float] = {}
-        self.handles = [
-            optimizer.register_optimizer_step_pre_hook(self._before),
-            optimizer.register_optimizer_step_post_hook(self._after),
-        ]
+        self.handles = [optimizer.register_optimizer_step_pre_hook(self._before), optimizer.register_optimizer_step_post_hook(self._after)]
         self.handles += [value.register_post_accumulate_grad_hook(self._accumulated) for value in model.parameters() if value.requires_grad]
         self.pending: dict[str, Any] = {}
 
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
 
@@ -119,7 +108,6 @@ class UpdateHooks:
             self.record.add(f"{self.prefix}ended", "update", {**weights, **values}, step=self.record.done)
 
     def trainable(self) -> list[str]:
-        """Names of the parameters that train."""
         return [name for name, value in self.model.named_parameters() if value.requires_grad]
 
     def weights(self) -> Iterable[tuple[str, Any]]:
@@ -173,8 +161,6 @@ class UpdateHooks:
 
 def layer_norms(model: Any) -> list[str]:
     """Names of the parameters of torch's own layer norms."""
-    import torch
-
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)]
     return [f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()]
 
@@ -204,17 +190,12 @@ def adapters_of(model: Any) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Event:
-    """One row of a record."""
-
     kind: str
     step: int
     values: dict[str, Any]
     path: Path | None
 
     def tensors(self) -> dict[str, Any]:
-        """All tensors of this row."""
-        from safetensors.torch import load_file
-
         return load_file(self.path) if self.path else {}
 
 
@@ -227,7 +208,6 @@ class Moment:
     ranks: tuple[Event, ...]
 
     def first(self) -> Event:
-        """That of rank 0."""
         return self.ranks[0]
 
 

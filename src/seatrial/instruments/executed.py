@@ -3,15 +3,13 @@
 `changed.json` of the level directory names the changed files (repository, path, SHA-256 of the contents). What runs of them is appended
 to `executed.jsonl` beside it: one row per process that watches, then rows of functions by name, first line and column.
 
-- The code under test stays as it is: no function is wrapped, no bytecode rewritten. The code object of a changed file is kept as Python's
-  loader returns it, and with it every function in it, nested ones and lambdas included, whoever binds, copies or decorates them.
-- Python 3.12 and newer report each function once by `sys.monitoring`, and pay nothing from then on. Older ones count the first runs of
-  every code object by themselves, to know when it is worth optimizing; that counter is read now and then. Where it lies is found out
-  by running a function of ours, not assumed. Where neither works, the first row says so. (Before 3.11 a generator that is made and
-  dropped before it began counts as run.)
-- torch.compile runs other code in place of a function, and traces what that calls: Dynamo tells us of both. A function that cloudpickle
-  sends by value is a new code object where it arrives, and is taken up there.
-- What runs while the interpreter starts (`sitecustomize`, `usercustomize`, `.pth` files) was not run by the loop, and does not count.
+- No function is wrapped, no bytecode rewritten. The code object of a changed file is kept as Python's loader returns it, and with it every
+  function in it, whoever binds, copies or decorates them.
+- Python 3.12 and newer report each function once by `sys.monitoring`. Older ones count the first runs of every code object; that counter is
+  read now and then, from where a function of ours shows that it lies. Where neither works, the first row says so. (Before 3.11 a generator
+  that is made and dropped before it began counts as run.)
+- torch.compile runs other code in place of a function: Dynamo tells us of it. A function that cloudpickle sends is taken up on arrival.
+- What runs while the interpreter starts (`sitecustomize`, `.pth` files) was not run by the loop, and does not count.
 - Standard library only, Python 3.9 or newer. Nothing here raises into the loop: what fails is said in a row.
 """
 
@@ -36,22 +34,17 @@ from typing import Any
 from seatrial.instruments import facts, provenance
 
 CHANGED, EXECUTED = "changed.json", "executed.jsonl"
-VARIABLE = "SEATRIAL_EXECUTED"
-"""The level directory, for processes that this one starts."""
-START = str(Path(__file__).parent / "start")
-"""The directory whose sitecustomize starts the recorder in such processes."""
+VARIABLE = "SEATRIAL_EXECUTED"  # the level directory, for processes that this one starts
+START = str(Path(__file__).parent / "start")  # the directory whose sitecustomize starts the recorder in such processes
 MODULE, LAMBDA = "<module>", "<lambda>"
-PARTS = 3
-"""How much of a path must agree, beside the contents: a checkout may be mounted or copied elsewhere."""
-EVERY_S = 0.25
-"""How often the counters are read: a process that is killed loses what first ran since."""
-SHARE = 100
-"""Of the time: what reading them may take at most, where there are very many."""
-HIDDEN = "<frozen importlib._bootstrap_external>"
-"""Frames with this file name are left out of tracebacks of failed imports."""
+PARTS = 3  # how much of a path must agree, beside the contents: a checkout may be mounted or copied elsewhere
+EVERY_S = 0.25  # how often the counters are read: a process that is killed loses what first ran since
+SHARE = 100  # of the time: what reading them may take at most, where there are very many
+HIDDEN = "<frozen importlib._bootstrap_external>"  # frames with this file name are left out of tracebacks of failed imports
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 CLOUDPICKLES = ("ray.cloudpickle.cloudpickle", "cloudpickle.cloudpickle")
 DYNAMO = "torch._dynamo.convert_frame"
+MONITORING: Any = getattr(sys, "monitoring", None)  # of Python 3.12 and newer
 
 Function = tuple[str, int, int]
 Count = Callable[[CodeType], int]
@@ -59,8 +52,6 @@ Count = Callable[[CodeType], int]
 
 @dataclass(frozen=True)
 class Changed:
-    """One changed file."""
-
     repo: str
     path: str
     sha256: str
@@ -82,13 +73,10 @@ class PendingCode:
 
     changed: Changed
     waiting: dict[int, tuple[CodeType, int]] = field(default_factory=dict)
-    startup: bool = False
-    """The interpreter itself loaded it, and what it runs until its start is over does not count."""
+    startup: bool = False  # the interpreter itself loaded it, and what it runs until its start is over does not count
 
 
 class ExecutedRecorder:
-    """Of one process."""
-
     def __init__(self, directory: str, process: str, changed: list[Changed]) -> None:
         self.path, self.process = str(Path(directory, EXECUTED)), process
         self.names: dict[str, list[Changed]] = {}
@@ -106,7 +94,12 @@ class ExecutedRecorder:
 
     def start(self, fresh: bool) -> None:
         """Watch from here on; `fresh`: nothing of the loop ran so far, so that what is loaded was loaded by the interpreter."""
-        why = self._monitor() if hasattr(sys, "monitoring") else self._calibrate()
+        why = self._monitor() if MONITORING else ""
+        if not MONITORING:
+            try:
+                self.count, self.fresh = calibrated()
+            except (ImportError, ValueError, OSError, AttributeError) as error:
+                why = f"the run counter of code objects was not found: {error}"
         method = None if why else "monitoring" if self.tool else "counter"
         row = {"process": self.process, "pid": os.getpid(), "method": method, "python": sys.version.split()[0]}
         facts.append(self.path, {**row, "why": why} if why else row)
@@ -118,49 +111,40 @@ class ExecutedRecorder:
         self._hook_exit()
         self._loaded_already(fresh)
         self.main = any(Path(word).name in self.names for word in getattr(sys, "orig_argv", sys.argv))
-        if self.main:
-            self._watch_main()
+        if self.main:  # no loader loads the program itself
+            if self.tool:
+                MONITORING.set_events(self.tool, MONITORING.events.PY_START)
+            self._poll()
 
     # The counters of Python before 3.12, and the events of later ones.
 
-    def _calibrate(self) -> str:
-        """Find where code objects count their runs; why they cannot be read, or nothing."""
-        try:
-            self.count, self.fresh = calibrated()
-        except (ImportError, ValueError, OSError, AttributeError) as error:
-            return f"the run counter of code objects was not found: {error}"
-        return ""
-
     def _monitor(self) -> str:
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         for tool in (4, 3):
-            if monitoring.get_tool(tool) is None:
-                monitoring.use_tool_id(tool, "seatrial")
-                monitoring.register_callback(tool, monitoring.events.PY_START, self._started)
+            if MONITORING.get_tool(tool) is None:
+                MONITORING.use_tool_id(tool, "seatrial")
+                MONITORING.register_callback(tool, MONITORING.events.PY_START, self._started)
                 self.tool = tool
                 return ""
         return "other tools hold sys.monitoring"
 
     def _started(self, code: CodeType, _offset: int) -> Any:
         """A function of a changed file begins to run: called by Python, once for each."""
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         kept = self._owner(code)
         if kept is None and self.main and code.co_name == MODULE and Path(code.co_filename).name in self.names:
-            monitoring.set_events(self.tool, 0)
+            MONITORING.set_events(self.tool, 0)
             self.keep(code, code.co_filename)
             kept = self._owner(code)
         if kept is None:
-            return monitoring.DISABLE
+            return MONITORING.DISABLE
         self._settle()
         if kept.startup:
             return None
         self.ran(code)
-        return monitoring.DISABLE
+        return MONITORING.DISABLE
 
     # What is kept.
 
     def keep(self, code: CodeType, file: str) -> None:
-        """Keep the code of a file, if it is a changed one."""
         changed = self._changed(file)
         if changed is not None:
             with self.lock:
@@ -177,8 +161,7 @@ class ExecutedRecorder:
             kept.waiting[id(inner)] = inner, self.fresh
             self.owners[id(inner)] = kept, inner
             if self.tool:
-                monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-                monitoring.set_local_events(self.tool, inner, monitoring.events.PY_START)
+                MONITORING.set_local_events(self.tool, inner, MONITORING.events.PY_START)
 
     def _owner(self, code: CodeType) -> PendingCode | None:
         found = self.owners.get(id(code))
@@ -358,13 +341,6 @@ class ExecutedRecorder:
 
         module._make_function = _make_function
 
-    def _watch_main(self) -> None:
-        """The program of this process is a changed file: no loader loads it."""
-        if self.tool:
-            monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-            monitoring.set_events(self.tool, monitoring.events.PY_START)
-        self._poll()
-
     def _look_at_main(self) -> None:
         file = getattr(sys.modules.get("__main__"), "__file__", None)
         if not isinstance(file, str) or Path(file).name not in self.names:
@@ -408,7 +384,6 @@ def flush() -> None:
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:
-    """A code object and all that are made from it."""
     yield code
     for item in code.co_consts:
         if isinstance(item, CodeType):
@@ -453,8 +428,6 @@ def calibrated() -> tuple[Count, int]:
 
 
 def _control() -> Callable[[], object]:
-    """A function whose code object has never run."""
-
     def control() -> object:
         return None
 

@@ -1,8 +1,7 @@
 """What every instrument and driver shares: rows of facts, the type of a loop's seeded fault, and the prompts of its built-in task.
 
-Runs inside a loop's interpreter: standard library only. A fact is one JSON object on one line. A single `write` on a descriptor
-opened for appending writes it, so rows of several processes never interleave, and a killed process leaves at most one torn last line,
-which the reader reports.
+A fact is one JSON object on one line, written by a single `write` on a descriptor opened for appending: rows of several processes never
+interleave, and a killed process leaves at most one torn last line.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ def plain(value: Any) -> Any:
 
 
 def append(path: str | os.PathLike[str], row: dict[str, Any]) -> None:
-    """Append one row."""
     data = (json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -38,14 +36,9 @@ def append(path: str | os.PathLike[str], row: dict[str, Any]) -> None:
 
 
 class LoopFault(NamedTuple):
-    """One entry of a loop's table of faults."""
-
-    text: str
-    """What it does."""
-    levels: tuple[int, ...]
-    """The levels that are to catch it."""
-    stage: str = ""
-    """The stage of the step proof that names it at the first of these levels; empty: another check catches it."""
+    text: str  # what it does
+    levels: tuple[int, ...]  # the levels that are to catch it
+    stage: str = ""  # the stage of the step proof that names it at the first of these levels; empty: another check catches it
 
 
 WORDS = ("add", "take", "make", "find", "turn", "sort", "name", "pick")

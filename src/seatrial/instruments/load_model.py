@@ -1,8 +1,7 @@
 """Load a model's configuration and tokenizer as its loop would, and say what is wrong. Runs in the loop's own interpreter.
 
-- Reads `{"path": …, "tokenizer": bool}` on standard input, prints one JSON object.
-- Offline, without code of the model itself (`trust_remote_code` is off), and without its weights.
-- Each problem has a code, and the error in one line; nothing is judged here.
+It reads `{"path": …, "tokenizer": bool}` on standard input and prints one JSON object: each problem has a code and the error in one line.
+Offline, without code of the model itself (`trust_remote_code` is off), and without its weights.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ SENTENCE = "What is 12 + 7? The answer is 19.\n"
 
 
 def look(asked: dict[str, Any]) -> dict[str, Any]:
-    """What loads, and what does not."""
     import transformers
 
     found: dict[str, Any] = {"transformers": transformers.__version__, "problems": []}
     config = _config(asked["path"], found)
     if asked["tokenizer"]:
-        _tokenizer(asked["path"], _rows(config), found)
+        rows = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "vocab_size", None)
+        _tokenizer(asked["path"], rows if isinstance(rows, int) else None, found)
     return found
 
 
@@ -50,15 +49,6 @@ def _model_type(file: Path) -> str | None:
         return None
     kind = stored.get("model_type") if isinstance(stored, dict) else None
     return kind if isinstance(kind, str) else None
-
-
-def _rows(config: Any) -> Any:
-    """The rows of the embedding, as the configuration has them."""
-    if config is None:
-        return None
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    rows = getattr(text, "vocab_size", None)
-    return rows if isinstance(rows, int) else None
 
 
 def _tokenizer(path: str, rows: Any, found: dict[str, Any]) -> None:

@@ -1,11 +1,8 @@
 """Where a process really imports its packages from. Runs inside a loop's interpreter.
 
-- Standard library only, Python 3.9 or newer, no other module of Seatrial: it is used from a directory on PYTHONPATH
-  (`import provenance`) or as a script (`python provenance.py --found torch megatron.bridge`).
-- A row has the fields of an import proof: process, package, file, version, expected, ok, method.
-- `imported` really imports; `found` locates without running any code of the package or of its parents.
-- A package under test is right only at its own place in the checkout: a copy in an environment that happens to lie
-  inside the checkout is a mismatch.
+- Standard library only, Python 3.9 or newer, no other module of Seatrial: also a script (`python provenance.py --found torch`).
+- A row has the fields of an import proof. `imported` really imports; `found` runs no code of the package or of its parents.
+- A package under test is right only at its own place in the checkout: not in an environment that happens to lie inside it.
 """
 
 from __future__ import annotations
@@ -61,7 +58,6 @@ def imported(packages: Iterable[str], process: str, expected: Mapping[str, str] 
 
 
 def found(packages: Iterable[str], process: str) -> list[Row]:
-    """Locate each package without importing it."""
     return [_row(process, package, _locate(package), None, None, "found") for package in packages]
 
 
@@ -87,8 +83,7 @@ def in_startup(frame: FrameType | None) -> bool:
     return False
 
 
-_STARTUP: set[str] = set()
-"""Files that the interpreter loaded itself before the loop began."""
+_STARTUP: set[str] = set()  # files that the interpreter loaded itself before the loop began
 
 
 def customized() -> bool:

@@ -1,10 +1,6 @@
 """Where the driver and a real Ray worker would import packages from, before anything is trained. Exit code 90: a mismatch.
 
-    python -m seatrial.instruments.ray_imports --out DIR --phase-dir DIR --packages a,b --claims JSON [--assertions JSON]
-        [--py-executable TEXT] [--may-lack imports-driver,imports-worker]
-
-- The worker runs in the runtime environment that training gives to its workers: PYTHONPATH, and the command that starts
-  them. With RAY_ADDRESS it is a worker of that cluster, else of one that starts and ends here.
+- The worker runs in the runtime environment that training gives to its workers. With RAY_ADDRESS it is a worker of that cluster.
 - Packages are located, not imported: a worker without a GPU cannot import them all, and only training may count as use.
 - Driver and worker must find every package at the same place, and one under test in its checkout. Where each has an
   environment of its own, one of them may lack a package: then what the other says counts.
@@ -24,32 +20,25 @@ from typing import Any
 from seatrial.instruments import facts, provenance
 from seatrial.instruments.witness import WRONG_IMPORT, under_test
 
-START_SECONDS = 300
-"""uv may have to unpack an environment for the first worker."""
+START_SECONDS = 300  # uv may have to unpack an environment for the first worker
 DRIVER, WORKER = "imports-driver", "imports-worker"
 
 Places = dict[str, "str | None"]
 
 
 def locate(packages: list[str]) -> Places:
-    """Where this process would import each package from."""
     return {row["package"]: row["file"] for row in provenance.found(packages, "")}
 
 
-def runtime_environment(py_executable: str | None) -> dict[str, Any]:
-    """That of training, as far as it decides what is imported."""
-    made: dict[str, Any] = {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
-    if py_executable:
-        made["py_executable"] = py_executable
-    return made
-
-
 def ask_worker(packages: list[str], py_executable: str | None) -> Places:
-    """Where a Ray worker would import each package from."""
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # as the loops do: how workers start is said by us
     import ray
 
-    ray.init(runtime_env=runtime_environment(py_executable), **({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}))
+    # That of training, as far as it decides what is imported.
+    environment: dict[str, Any] = {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
+    if py_executable:
+        environment["py_executable"] = py_executable
+    ray.init(runtime_env=environment, **({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}))
     try:
         task = ray.remote(num_cpus=1)(locate)
         found: Places = ray.get(task.remote(packages), timeout=START_SECONDS)
@@ -75,14 +64,13 @@ def problems(driver: Places, worker: Places, expected: dict[str, str], may_lack:
 
 
 def stated(claims: dict[str, Any], assertions: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is known beforehand of each phase of the level, as facts."""
     for phase, values in claims.items():
         yield {"fact": "claims", "phase": phase, "values": values}
     for phase, values in assertions.items():
         yield {"fact": "assertions", "phase": phase, **values}
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Where driver and Ray workers import from.", allow_abbrev=False)
     parser.add_argument("--out", required=True, type=Path, help="the level directory")
     parser.add_argument("--phase-dir", required=True, type=Path, help="the directory of this phase")
@@ -91,12 +79,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--assertions", default={}, type=json.loads, help="script and expressions by phase")
     parser.add_argument("--py-executable", help="how Ray starts its workers")
     parser.add_argument("--may-lack", default=[], type=lambda text: text.split(","), help="processes that need not have every package")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Ask both, write down what they say, compare."""
-    arguments = _arguments(argv)
+    arguments = parser.parse_args(argv)
     expected = under_test(os.environ.get("SEATRIAL_UNDER_TEST", ""))
     for fact in stated(arguments.claims, arguments.assertions):
         facts.append(arguments.phase_dir / "facts.jsonl", fact)

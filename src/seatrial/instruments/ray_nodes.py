@@ -1,11 +1,8 @@
 """What workers on every node of a running Ray cluster import, from where. Runs in the loop's interpreter.
 
-- Standard library, and Ray where it is used; Python 3.10 or newer: `python -m seatrial.instruments.ray_nodes --out FILE …`.
-- One task is pinned to each node that is alive, with the variables that training gives its workers. It brings its own
-  code along: the probes need not be visible on other nodes. A node that does not answer before the deadline, or whose task
-  fails, stands in the facts with its error; none is dropped.
-- Facts go to a file as one JSON object, written whole. The exit code is 0 when the expected nodes all answered, else 1;
-  what they answered is judged elsewhere.
+- One task is pinned to each node that is alive, with the variables that training gives its workers. It brings its own code along. A node
+  that does not answer before the deadline, or whose task fails, stands in the facts with its error.
+- The exit code is 0 when the expected nodes all answered, else 1; what they answered is judged elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ _POLL_S = 0.5
 
 
 def here(packages: Sequence[str], expected: Mapping[str, str]) -> dict[str, Any]:
-    """What this process is, and where it would import `packages` from."""
     rows = provenance.found(packages, f"ray worker on {socket.gethostname()}")
     for row in rows:
         root = expected.get(row["package"])
@@ -109,17 +105,13 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Ask a worker on every node of a Ray cluster where it imports packages from.")
     parser.add_argument("--out", required=True, help="file for the facts")
     parser.add_argument("--nodes", required=True, type=int, help="nodes that the cluster must have")
     parser.add_argument("--package", dest="packages", action="append", default=[], metavar="NAME", help="package to locate")
-    parser.add_argument(
-        "--root", dest="roots", action="append", default=[], type=_pair, metavar="PACKAGE=DIR", help="where it must come from"
-    )
-    parser.add_argument(
-        "--env", dest="variables", action="append", default=[], type=_pair, metavar="NAME=VALUE", help="variable of the workers"
-    )
+    pairs: dict[str, Any] = {"action": "append", "default": [], "type": _pair}
+    parser.add_argument("--root", dest="roots", **pairs, metavar="PACKAGE=DIR", help="where it must come from")
+    parser.add_argument("--env", dest="variables", **pairs, metavar="NAME=VALUE", help="variable of the workers")
     parser.add_argument("--deadline", type=float, default=300.0, metavar="SECONDS")
     words = parser.parse_args()
     expected = dict(words.roots)

@@ -3,19 +3,18 @@
 It reads SEATRIAL_IMPORTS (the level directory, where imports.jsonl and loaded.jsonl are appended to), SEATRIAL_UNDER_TEST
 (`package=root` entries, joined like a search path) and SEATRIAL_WATCH (further packages worth recording, separated by commas).
 
-- Packages that are imported already are reported as `imported`, the others are located as `found`, and reported as
-  `imported` once something really imports them.
-- Files of the checkouts are recorded as they are loaded: Ray ends its workers without running what they registered for
-  their end.
+- Packages that are imported already are reported as `imported`, the others as `found`, and as `imported` once something imports them.
+- Files of the checkouts are recorded as they are loaded: Ray ends its workers without running what they registered for their end.
 - A package under test that comes from elsewhere ends the process. One that cannot be found at all does, too, unless the
-  processes of the loop have environments of their own: what is not there cannot be used, and the judge wants it from another.
+  processes of the loop have environments of their own: then the judge wants it from another.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -23,8 +22,7 @@ from typing import Any
 
 from seatrial.instruments import executed, facts, provenance
 
-WRONG_IMPORT = 90
-"""Exit code of a process that found a package under test in another place than its checkout."""
+WRONG_IMPORT = 90  # exit code of a process that found a package under test in another place than its checkout
 
 
 class Witness:
@@ -90,12 +88,59 @@ class Witness:
                 facts.append(self.files, {"process": self.process, "root": root, "files": [str(place.relative_to(base))]})
 
     def _end_if_wrong(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        problems = provenance.verify(row for row in rows if row["file"] or not self.may_lack)
-        for problem in problems:
-            print(f"seatrial: wrong import in {self.process}: {problem}", flush=True)
-        if problems:
+        if wrong_imports(self.process, [row for row in rows if row["file"] or not self.may_lack]):
             sys.stderr.flush()
             os._exit(WRONG_IMPORT)  # an exception would be wrapped by Ray, retried, or swallowed
+
+
+def wrong_imports(process: str, rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Say which packages under test come from elsewhere; whether any does."""
+    problems = provenance.verify(rows)
+    for problem in problems:
+        print(f"seatrial: wrong import in {process}: {problem}", flush=True)
+    return bool(problems)
+
+
+class ImportProofs:
+    """For a process that knows what it imports: it proves that before it does anything else, and the rest at its end.
+
+    A package under test that the loop does not import itself is located, never imported just to be reported.
+    """
+
+    def __init__(self, directory: Path, process: str, under_test: Sequence[str]) -> None:
+        self.path, self.loaded, self.process = str(directory / "imports.jsonl"), str(directory / "loaded.jsonl"), process
+        self.expected = dict(item.split("=", 1) for item in under_test)
+        if executed.RECORDER is None:  # else it began as the interpreter did
+            provenance.begin()
+        executed.start(str(directory), process, inherit=True)
+
+    def prove(self, packages: Sequence[str]) -> None:
+        """Import the loop's own packages and locate the others; end the process when one under test is elsewhere."""
+        with provenance.uncollected():
+            # A package under test that breaks on import must show its traceback: that is the change, not its surroundings.
+            for name in self._told(name for name in self.expected if name in packages):
+                if importlib.util.find_spec(name) is not None:
+                    importlib.import_module(name)
+            rows = provenance.report(self.path, self.process, self._told(packages), self.expected)
+        rows += provenance.locate(self.path, self.process, self._others(packages), self.expected)
+        if wrong_imports(self.process, rows):
+            sys.exit(WRONG_IMPORT)
+        print(f"seatrial: imports proven in {self.process}", flush=True)
+
+    def close(self, packages: Sequence[str]) -> None:
+        since = [name for name in self._others(packages) if name in sys.modules]
+        provenance.report(self.path, self.process, since, self.expected)
+        provenance.loaded(self.loaded, self.process, sorted(set(self.expected.values())))
+        executed.flush()
+
+    def _told(self, packages: Iterable[str]) -> Iterator[str]:
+        """Each package, after a line that says so: on a crowded machine imports take long, and silence is what a stall is known by."""
+        for name in packages:
+            print(f"seatrial: importing {name} in {self.process}", flush=True)
+            yield name
+
+    def _others(self, packages: Sequence[str]) -> list[str]:
+        return [name for name in self.expected if name not in packages]
 
 
 def under_test(text: str) -> dict[str, str]:

@@ -11,9 +11,8 @@ Specification:
 - On a wire, `gaps` (uint8) stand for counts and offsets: the units between an entry and the one before it, 255 for each 255 of
   them and then the rest. They take fewer bits, most of all once compressed, but cannot be applied in parallel.
 - Only a difference has an inverse. Overwriting may be repeated.
-- What does not fit its target is refused before anything is written: sizes and dtypes always, and on a CPU also counts and offsets. A
-  GPU finds counts that do not fit before it writes, but only its own: with several GPUs those before it are written. It does not check
-  offsets: entries past the end are skipped there. So what comes over a wire as gaps is decoded and checked on the CPU (`from_gaps`).
+- What does not fit its target is refused before anything is written: sizes and dtypes always, counts too, and on a CPU also offsets. A
+  GPU skips entries past the end. So what comes over a wire as gaps is decoded and checked on the CPU (`from_gaps`).
 
 `encode` refreshes the base in the same pass; `revert(base, coded)` undoes that for a difference.
 """
@@ -100,26 +99,16 @@ def from_gaps(gaps: Any, values: Any, nbytes: int, changed: int) -> Coded:
 
 def apply(target: Any, coded: Coded, kind: Kind) -> None:
     """Bring `target`, which holds the base, to the encoded state, in place."""
-    apply_many([target], [coded], kind)
-
-
-def apply_many(targets: Sequence[Any], codeds: Sequence[Coded], kind: Kind) -> None:
-    """`apply` for many tensors; those on one CUDA device are one call there."""
     _check_kind(kind)
-    _write_many(targets, codeds, 0 if kind == "overwrite" else 1)
+    _write(target, coded, 0 if kind == "overwrite" else 1)
 
 
 def revert(target: Any, coded: Coded, kind: Kind = "difference") -> None:
     """Bring `target`, which holds the encoded state, back to the base, in place."""
-    revert_many([target], [coded], kind)
-
-
-def revert_many(targets: Sequence[Any], codeds: Sequence[Coded], kind: Kind = "difference") -> None:
-    """`revert` for many tensors; those on one CUDA device are one call there."""
     _check_kind(kind)
     if kind == "overwrite":
         raise ValueError("an overwrite has no inverse: keep the old bytes, or encode a difference")
-    _write_many(targets, codeds, -1)
+    _write(target, coded, -1)
 
 
 def _kernels(data: Any) -> Any:
@@ -128,7 +117,6 @@ def _kernels(data: Any) -> Any:
 
 
 def _pack(planes: plain.Planes, changed: int, current: Any, kind: Kind) -> Coded:
-    """The entries in the mode of their number."""
     import torch
 
     nbytes = current.nbytes
@@ -167,28 +155,22 @@ def _check_layout(what: str, tensor: Any) -> None:
         raise ValueError(f"delta: {what} ({tensor.dtype}{tuple(tensor.shape)}) is not contiguous: give its .contiguous() copy")
 
 
-def _write_many(targets: Sequence[Any], codeds: Sequence[Coded], sign: int) -> None:
-    """What a CPU can check is checked before the first bit is written. A GPU's kernels check counts themselves, so they come first."""
-    work = []
-    for target, coded in zip(targets, codeds, strict=True):
-        _check_layout("target", target)
-        data = plain.flat(target)
-        if data.numel() != coded.nbytes:
-            raise ValueError(f"delta: the target has {data.numel()} bytes, the encoded tensor has {coded.nbytes}")
-        if coded.mode != "same":
-            work.append((data, _planes(coded, data)))
-    on_gpu: dict[int, list[tuple[Any, plain.Planes]]] = {}
-    for data, planes in work:
-        if gpu.usable(data) and isinstance(planes, plain.Planes):
-            on_gpu.setdefault(data.device.index, []).append((data, planes))
-    for chosen in on_gpu.values():
-        plan = gpu.KernelPlan([data for data, _ in chosen])
-        plan.apply(plan.joined([tuple(planes) for _, planes in chosen]), GPU_OPERATIONS[sign])
-    for data, planes in work:
-        if not isinstance(planes, plain.Planes):
-            _kernels(data).apply_dense(data, planes, sign)
-        elif not gpu.usable(data):
-            _kernels(data).apply(data, planes, sign)
+def _write(target: Any, coded: Coded, sign: int) -> None:
+    """What a CPU can check is checked before the first bit is written. A GPU's kernels check counts themselves."""
+    _check_layout("target", target)
+    data = plain.flat(target)
+    if data.numel() != coded.nbytes:
+        raise ValueError(f"delta: the target has {data.numel()} bytes, the encoded tensor has {coded.nbytes}")
+    if coded.mode == "same":
+        return
+    planes = _planes(coded, data)
+    if not isinstance(planes, plain.Planes):
+        _kernels(data).apply_dense(data, planes, sign)
+    elif gpu.usable(data):
+        plan = gpu.KernelPlan([data])
+        plan.apply(plan.joined([planes]), GPU_OPERATIONS[sign])
+    else:
+        _kernels(data).apply(data, planes, sign)
 
 
 def _plane(name: str, plane: Any, dtype: Any, device: Any) -> Any:

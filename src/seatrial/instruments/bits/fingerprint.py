@@ -23,8 +23,7 @@ from typing import Any
 from seatrial.instruments.bits import gpu, native, plain
 from seatrial.instruments.bits.plain import BLOCK_BYTES, Sums
 
-PIECE = 16 * BLOCK_BYTES
-"""How much of a stream is hashed at once: small enough for a core's cache."""
+PIECE = 16 * BLOCK_BYTES  # how much of a stream is hashed at once: small enough for a core's cache
 
 
 def sums(tensors: Sequence[Any]) -> list[Sums]:
@@ -52,7 +51,6 @@ class Stream:
         self._rest = bytearray()
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Append bytes."""
         view = memoryview(data).cast("B")
         if self._rest:
             missing = BLOCK_BYTES - len(self._rest)

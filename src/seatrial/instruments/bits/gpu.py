@@ -1,9 +1,8 @@
-"""Hash and delta coding of CUDA tensors: bits.cu, compiled for the device at first use by NVRTC.
+"""Hash and delta coding of CUDA tensors: bits.cu, compiled for the device at first use by NVRTC, which comes with torch.
 
-- NVRTC comes with every CUDA build of torch; neither nvcc nor a C++ compiler is needed.
 - All tensors of a call are one launch, over a table of their addresses. Values are those of the CPU, bit for bit.
 - Encoding takes scratch memory of 3 bytes per 16 bytes of weights; where that is not free, tensors are encoded in groups.
-- Everything runs on torch's current stream; results that are Python numbers cost one synchronization per group.
+- Results that are Python numbers cost one synchronization per group.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.instruments.bits import plain
 from seatrial.instruments.bits.plain import Sums
@@ -59,52 +58,44 @@ def compiled(compiler: Any, source: bytes, options: Sequence[str]) -> bytes:
 
 TILE_BYTES, ROW_BYTES, ROWS = plain.BLOCK_BYTES, 512, 32
 TILE_UNITS = TILE_BYTES // 2
-CAPACITY = TILE_UNITS // 8
-"""Entries that a tile has room for at first: sparse coding ends there."""
+CAPACITY = TILE_UNITS // 8  # entries that a tile has room for at first: sparse coding ends there
 ALIGNMENT = 16
 THREADS = 256
-SHAPE = {"UNROLL": 2, "QUEUE": 192, "AHEAD": 4}
-"""What bits.cu is compiled with; other values give the same results."""
-BLOCKS = {"hash_tiles": 4, "encode_tiles": 4, "apply_tiles": 16}
-"""Blocks per multiprocessor, as measured on an H200."""
-CROWDED = 32
-"""Above one entry in so many units, adding where the memory is costs more than a load and a store."""
+SHAPE = {"UNROLL": 2, "QUEUE": 192, "AHEAD": 4}  # what bits.cu is compiled with; other values give the same results
+BLOCKS = {"hash_tiles": 4, "encode_tiles": 4, "apply_tiles": 16}  # blocks per multiprocessor, as measured on an H200
+CROWDED = 32  # above one entry in so many units, adding where the memory is costs more than a load and a store
 OPERATIONS = {"add": 0, "subtract": 1, "overwrite": 2}
 MODULUS = 1 << 64
-MAX_DYNAMIC_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-class Delta:
-    """What changed in the tensors of a plan: three arrays for all of them, on the device.
+class Delta(NamedTuple):
+    """What changed in the tensors of a plan: three arrays for all of them, on the device."""
 
-    `counts` has 32 per tile, also for rows that a tensor does not have; `ends[i]` is where the entries of tensor i end.
-    """
-
-    __slots__ = ("changed", "counts", "ends", "offsets", "sums", "values")
-
-    def __init__(self, arrays: tuple[Any, Any, Any], ends: Sequence[int], changed: Sequence[int] = (), sums: Sequence[Sums] = ()) -> None:
-        self.counts, self.offsets, self.values = arrays
-        self.ends, self.changed, self.sums = ends, changed, sums
+    counts: Any  # 32 per tile, also for rows that a tensor does not have
+    offsets: Any
+    values: Any
+    ends: Sequence[int]  # where the entries of each tensor end
+    changed: Sequence[int] = ()
+    sums: Sequence[Sums] = ()
 
 
 class Kernels:
     """The kernels on one device."""
 
-    def __init__(self, index: int, shape: dict[str, int] | None = None, blocks: dict[str, int] | None = None) -> None:
+    def __init__(self, index: int) -> None:
         import torch
 
-        shape, self.blocks = {**SHAPE, **(shape or {})}, {**BLOCKS, **(blocks or {})}
         self.device = torch.device("cuda", index)
         properties = torch.cuda.get_device_properties(self.device)
         self.processors = properties.multi_processor_count
-        queue = shape["QUEUE"] * (16 + 16 + 2) + ROWS * 4
+        queue = SHAPE["QUEUE"] * (16 + 16 + 2) + ROWS * 4
         self.shared = {"encode_tiles": (plain.WORDS + plain.SHIFT) * 4 + THREADS // 32 * (-(-queue // 16) * 16)}
         with torch.cuda.device(self.device):
             torch.empty(1, device=self.device)  # torch's context is current from here on
             self._driver, compiler = libraries()
             options = [f"--gpu-architecture=sm_{properties.major}{properties.minor}", f"-DTHREADS={THREADS}"]
-            options += [f"-D{name}={value}" for name, value in shape.items()]
+            options += [f"-D{name}={value}" for name, value in SHAPE.items()]
             cubin = compiled(compiler, Path(__file__).with_name("bits.cu").read_bytes(), options)
             self._module = ctypes.c_void_p()
             self._check(self._driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
@@ -136,7 +127,7 @@ class Kernels:
             item if isinstance(item, ctypes._SimpleCData) else ctypes.c_void_p(0 if item is None else item.data_ptr()) for item in arguments
         ]
         pointers = (ctypes.c_void_p * len(boxes))(*(ctypes.cast(ctypes.byref(box), ctypes.c_void_p) for box in boxes))
-        grid = min(-(-work // per_block), self.processors * self.blocks.get(name, 8) if per_block > 1 else work)
+        grid = min(-(-work // per_block), self.processors * BLOCKS.get(name, 8) if per_block > 1 else work)
         stream, shared = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream), self.shared.get(name, 0)
         with torch.cuda.device(self.device):
             code = self._driver.cuLaunchKernel(self._function(name), grid, 1, 1, threads, 1, 1, shared, stream, pointers, None)
@@ -222,7 +213,7 @@ class KernelPlan:
         self._place()
         if not self.tiles:
             none, zeros = self.kernels.empty(1, torch.uint8)[:0], [0] * len(self.tensors)
-            return Delta((none, none, none.view(torch.int16)), zeros, zeros, [(0, 0)] * len(zeros))
+            return Delta(none, none, none.view(torch.int16), zeros, zeros, [(0, 0)] * len(zeros))
         try:
             encoding = _Encoding(self, overwrite)
         except torch.cuda.OutOfMemoryError:
@@ -231,9 +222,9 @@ class KernelPlan:
             half = len(self.tensors) // 2
             one = KernelPlan(self.tensors[:half], self.bases[:half]).encode(overwrite)
             two = KernelPlan(self.tensors[half:], self.bases[half:]).encode(overwrite)
-            arrays = tuple(torch.cat(pair) for pair in ((one.counts, two.counts), (one.offsets, two.offsets), (one.values, two.values)))
+            counts, offsets, values = (torch.cat(pair) for pair in zip(one[:3], two[:3], strict=True))
             ends = [*one.ends, *(one.ends[-1] + end for end in two.ends)]
-            return Delta((arrays[0], arrays[1], arrays[2]), ends, [*one.changed, *two.changed], [*one.sums, *two.sums])
+            return Delta(counts, offsets, values, ends, [*one.changed, *two.changed], [*one.sums, *two.sums])
         return encoding.run()
 
     def planes(self, delta: Delta) -> list[tuple[Any, Any, Any]]:
@@ -256,7 +247,8 @@ class KernelPlan:
             counts += [own, pad[: -rows % ROWS]]
             end += offsets.numel()
             ends.append(end)
-        return Delta((torch.cat(counts), torch.cat([item[1] for item in planes]), torch.cat([item[2] for item in planes])), ends)
+        _, offsets, values = zip(*planes, strict=True)
+        return Delta(torch.cat(counts), torch.cat(offsets), torch.cat(values), ends)
 
     def apply(self, delta: Delta, operation: str) -> None:
         """Apply to the tensors in place: "add", "subtract" or "overwrite".
@@ -305,14 +297,12 @@ class _Encoding:
         return ours.empty(work * capacity, torch.uint8), ours.empty(work * capacity, torch.int16), counted[:work], counted[work:]
 
     def _walk(self, listed: Any, work: int, capacity: int, room: tuple[Any, Any, Any, Any]) -> None:
-        """Encode these tiles into their slots."""
         plan, (slots, values, entries, full) = self.plan, room
         given = (ctypes.c_uint64(work), plan.kernels.keys, listed, ctypes.c_int(self.overwrite), ctypes.c_uint32(capacity))
         results = (self.counts, slots, values, entries, self.changed, full, self.sums)
         plan.kernels.launch("encode_tiles", work, plan.table, *given, *results)
 
     def run(self) -> Delta:
-        """All of it."""
         import torch
 
         plan, ours = self.plan, self.plan.kernels
@@ -335,8 +325,7 @@ class _Encoding:
             self._join(TILE_UNITS, late, starts[listed] + entries[listed], offsets, values)
         count = len(plan.tensors) * 4
         sums_of = [(one % MODULUS, two % MODULUS) for one, two in zip(found[0:count:4], found[1:count:4], strict=True)]
-        arrays = (self.counts[: plan.tiles * ROWS], offsets[: ends[-1]], values[: ends[-1]])
-        return Delta(arrays, ends, found[3:count:4], sums_of)
+        return Delta(self.counts[: plan.tiles * ROWS], offsets[: ends[-1]], values[: ends[-1]], ends, found[3:count:4], sums_of)
 
     def _join(self, capacity: int, slots: tuple[Any, Any, Any, Any], starts: Any, offsets: Any, values: Any) -> None:
         work = slots[2].numel()

@@ -1,9 +1,7 @@
 """The C kernels of bits.c for CPU tensors: the functions of `plain`, with the same values, compiled on first use and cached.
 
-- The compiler is $CC, or the first of cc, gcc, clang. Without one, or when it fails, `library()` is None and `why_not()` gives the reason;
-  the kernels in plain torch run then. SEATRIAL_NATIVE=0 selects them.
-- The cache is `native/` beside the environments; its key covers source, flags, compiler and processor, because the code is compiled
-  for this processor. Two processes may build at once: the last rename wins, and both files are the same.
+- The compiler is $CC, or the first of cc, gcc, clang. Without one, or with SEATRIAL_NATIVE=0, the kernels in plain torch run.
+- The key of the cache covers source, flags, compiler and processor. Two processes may build at once: the last rename wins.
 - Loading a library runs its code. So the cache is used only if file, directory and `native/` belong to root or to us and no other user
   can write there; otherwise every process uses a private temporary directory. A file ends with a hash of itself: a torn one is rebuilt.
 - A library that does not give a known hash is not used.
@@ -42,10 +40,10 @@ class NoLibraryError(Exception):
 
 
 class Library:
-    """The kernels. Addresses are integers or bytes; nothing here checks what lies there."""
+    """The kernels: `calls` are those of bits.c. Addresses are integers or bytes; nothing here checks what lies there."""
 
     def __init__(self, path: Path) -> None:
-        self._calls = ctypes.CDLL(str(path))
+        self.calls = ctypes.CDLL(str(path))
         self._keys = (ctypes.c_uint32 * len(TABLE))(*TABLE)
         pointer, size, whole = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         for name, result, arguments in (
@@ -60,52 +58,28 @@ class Library:
             ("bits_from_gaps", ctypes.c_int64, (pointer, size, size, pointer, pointer)),
             ("bits_to_dense", None, (pointer, pointer, pointer, size, pointer)),
         ):
-            function = getattr(self._calls, name)
+            function = getattr(self.calls, name)
             function.restype, function.argtypes = result, arguments
 
     def add_sums(self, data: int | bytes, nbytes: int, first_block: int, sums: Sums) -> Sums:
         """The sums with the blocks of these bytes added, of which the first has this position."""
         held = (ctypes.c_uint64 * 2)(*sums)
-        self._calls.bits_sums(data, nbytes, first_block, self._keys, held)
+        self.calls.bits_sums(data, nbytes, first_block, self._keys, held)
         return held[0], held[1]
 
     def encode(self, current: int, base: int, nbytes: int, overwrite: bool, planes: tuple[int, int, int]) -> tuple[int, int, Sums]:
         """Entries and changed units, and the sums of current. The planes (counts, offsets, values) have room for all units."""
         told = (ctypes.c_uint64 * 4)()
-        self._calls.bits_encode(current, base, nbytes, overwrite, self._keys, *planes, told)
+        self.calls.bits_encode(current, base, nbytes, overwrite, self._keys, *planes, told)
         return told[2], told[3], (told[0], told[1])
 
     def check(self, counts: int, rows: int, offsets: int, entries: int, nbytes: int) -> bool:
         """Whether these planes are of a tensor with so many bytes."""
-        return bool(self._calls.bits_check(counts, rows, offsets, entries, nbytes))
+        return bool(self.calls.bits_check(counts, rows, offsets, entries, nbytes))
 
     def apply(self, target: int, nbytes: int, planes: tuple[int, int, int], sign: int) -> None:
         """Set (sign 0), add to (1) or subtract from (-1) the units of the entries; the planes are checked."""
-        self._calls.bits_apply(target, nbytes, *planes, sign)
-
-    def apply_dense(self, target: int, nbytes: int, values: int, sign: int) -> None:
-        """The same for all units."""
-        self._calls.bits_apply_dense(target, nbytes, values, sign)
-
-    def to_bitmap(self, counts: int, offsets: int, nbytes: int, bitmap: int) -> None:
-        """Set a bit per entry; the bitmap is zero before."""
-        self._calls.bits_to_bitmap(counts, offsets, nbytes, bitmap)
-
-    def from_bitmap(self, bitmap: int, nbytes: int, counts: int, offsets: int) -> int:
-        """Counts and offsets of the set bits, and how many these are; -1 for a bitmap that `to_bitmap` does not make."""
-        return int(self._calls.bits_from_bitmap(bitmap, nbytes, counts, offsets))
-
-    def to_gaps(self, counts: int, offsets: int, entries: int, nbytes: int, gaps: int) -> int:
-        """The gaps between entries, and how many bytes these take. Room: one per entry, one per 255 units, and GAPS_SPARE."""
-        return int(self._calls.bits_to_gaps(counts, offsets, entries, nbytes, gaps))
-
-    def from_gaps(self, gaps: int, size: int, nbytes: int, counts: int, offsets: int) -> int:
-        """Counts, which are zero before, and offsets, and how many these are; -1 for gaps that `to_gaps` does not make."""
-        return int(self._calls.bits_from_gaps(gaps, size, nbytes, counts, offsets))
-
-    def to_dense(self, planes: tuple[int, int, int], nbytes: int, dense: int) -> None:
-        """The value of every entry at the place of its unit; `dense` is zero before."""
-        self._calls.bits_to_dense(*planes, nbytes, dense)
+        self.calls.bits_apply(target, nbytes, *planes, sign)
 
 
 def library() -> Library | None:
@@ -143,7 +117,6 @@ def _load() -> Library:
 
 
 def _compiler() -> tuple[list[str], bytes]:
-    """The compiler's words, and what it says about itself."""
     try:
         named = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
@@ -171,7 +144,6 @@ def _run(command: list[str]) -> bytes:
 
 
 def _processor() -> bytes:
-    """What -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -245,7 +217,6 @@ def _keep(data: bytes, place: Path) -> None:
 
 
 def _checked(path: Path) -> Library:
-    """The library at this place, if it computes what it should."""
     try:
         loaded = Library(path)
     except (OSError, AttributeError) as error:
@@ -263,6 +234,19 @@ def _library() -> Library:
     return found
 
 
+def _zeros(size: int) -> Any:
+    import torch
+
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def _room(size: int) -> Any:
+    """Bytes that are not set: room for every unit costs nothing, the system gives memory only where it is written."""
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8)
+
+
 def _addresses(planes: Planes) -> tuple[int, int, int]:
     return planes.counts.data_ptr(), planes.offsets.data_ptr(), planes.values.data_ptr()
 
@@ -271,26 +255,24 @@ def _rows(nbytes: int) -> int:
     return -(-nbytes // (2 * ROW_UNITS))
 
 
+# The functions of `plain`.
+
+
 def add_sums(data: Any, first_block: int, sums: Sums) -> Sums:
-    """The sums with the blocks of `data` added, of which the first has this position."""
     return _library().add_sums(data.data_ptr(), data.numel(), first_block, sums)
 
 
 def encode(current: Any, base: Any, overwrite: bool) -> tuple[Planes, int, Sums]:
-    """Entries, the number of changed units, and the sums of `current`; `base` becomes `current`, all in one pass."""
     import torch
 
     nbytes = current.numel()
     units = -(-nbytes // 2)
-    # Room for every unit costs nothing: the system gives memory only where it is written.
-    counts, offsets = torch.empty(_rows(nbytes), dtype=torch.uint8), torch.empty(units, dtype=torch.uint8)
-    room = Planes(counts, offsets, torch.empty(units, dtype=torch.int16))
+    room = Planes(_room(_rows(nbytes)), _room(units), torch.empty(units, dtype=torch.int16))
     entries, changed, sums = _library().encode(current.data_ptr(), base.data_ptr(), nbytes, overwrite, _addresses(room))
-    return Planes(counts, offsets[:entries].clone(), room.values[:entries].clone()), changed, sums
+    return Planes(room.counts, room.offsets[:entries].clone(), room.values[:entries].clone()), changed, sums
 
 
 def check(planes: Planes, nbytes: int) -> None:
-    """ValueError if the planes do not fit each other and a tensor of so many bytes."""
     rows, entries = planes.counts.numel(), planes.offsets.numel()
     counts, offsets, _ = _addresses(planes)
     fits = rows == _rows(nbytes) and entries == planes.values.numel()
@@ -302,61 +284,43 @@ def check(planes: Planes, nbytes: int) -> None:
 
 
 def apply(target: Any, planes: Planes, sign: int) -> None:
-    """Set (sign 0), add to (1) or subtract from (-1) the units of the entries, in place. The planes are checked."""
     _library().apply(target.data_ptr(), target.numel(), _addresses(planes), sign)
 
 
 def apply_dense(target: Any, dense: Any, sign: int) -> None:
-    """The same for all units; `dense` has two bytes for each."""
-    _library().apply_dense(target.data_ptr(), target.numel(), dense.data_ptr(), sign)
+    _library().calls.bits_apply_dense(target.data_ptr(), target.numel(), dense.data_ptr(), sign)
 
 
 def to_bitmap(planes: Planes, nbytes: int) -> Any:
-    """Which units are entries: one bit per unit, lowest first."""
-    import torch
-
-    bitmap = torch.zeros(-(-nbytes // 16), dtype=torch.uint8)
-    counts, offsets, _ = _addresses(planes)
-    _library().to_bitmap(counts, offsets, nbytes, bitmap.data_ptr())
+    bitmap = _zeros(-(-nbytes // 16))
+    _library().calls.bits_to_bitmap(*_addresses(planes)[:2], nbytes, bitmap.data_ptr())
     return bitmap
 
 
 def from_bitmap(bitmap: Any, values: Any, nbytes: int) -> Planes:
-    """The planes of which `to_bitmap` makes this bitmap; ValueError if there are none."""
-    import torch
-
-    counts, offsets = torch.empty(_rows(nbytes), dtype=torch.uint8), torch.empty(-(-nbytes // 2), dtype=torch.uint8)
-    entries = _library().from_bitmap(bitmap.data_ptr(), nbytes, counts.data_ptr(), offsets.data_ptr())
-    if entries != values.numel():
-        raise ValueError(f"a bitmap with {entries} entries (-1: not well-formed) for {values.numel()} values")
-    return Planes(counts, offsets[:entries].clone(), values)
+    return _decoded("a bitmap", values, nbytes, _library().calls.bits_from_bitmap, bitmap.data_ptr(), nbytes)
 
 
 def to_gaps(planes: Planes, nbytes: int) -> Any:
-    """How many units lie between entries: a byte below 255 ends an entry, 255 adds as many."""
-    import torch
-
     entries = planes.offsets.numel()
-    room = torch.empty(entries + -(-nbytes // 2) // 255 + GAPS_SPARE, dtype=torch.uint8)
-    counts, offsets, _ = _addresses(planes)
-    return room[: _library().to_gaps(counts, offsets, entries, nbytes, room.data_ptr())].clone()
+    room = _room(entries + -(-nbytes // 2) // 255 + GAPS_SPARE)
+    return room[: _library().calls.bits_to_gaps(*_addresses(planes)[:2], entries, nbytes, room.data_ptr())].clone()
 
 
 def from_gaps(gaps: Any, values: Any, nbytes: int) -> Planes:
-    """The planes of which `to_gaps` makes these gaps; ValueError if there are none."""
-    import torch
+    return _decoded("gaps", values, nbytes, _library().calls.bits_from_gaps, gaps.data_ptr(), gaps.numel(), nbytes)
 
-    counts, offsets = torch.zeros(_rows(nbytes), dtype=torch.uint8), torch.empty(-(-nbytes // 2), dtype=torch.uint8)
-    entries = _library().from_gaps(gaps.data_ptr(), gaps.numel(), nbytes, counts.data_ptr(), offsets.data_ptr())
+
+def _decoded(what: str, values: Any, nbytes: int, decode: Any, *given: int) -> Planes:
+    """Counts and offsets as `decode` fills them in: as many entries as there are values, -1 for what no encoder makes."""
+    counts, offsets = _zeros(_rows(nbytes)), _room(-(-nbytes // 2))
+    entries = decode(*given, counts.data_ptr(), offsets.data_ptr())
     if entries != values.numel():
-        raise ValueError(f"gaps of {entries} entries (-1: not well-formed) for {values.numel()} values")
+        raise ValueError(f"{what} of {entries} entries (-1: not well-formed) for {values.numel()} values")
     return Planes(counts, offsets[:entries].clone(), values)
 
 
 def to_dense(planes: Planes, nbytes: int) -> Any:
-    """The values of all units, zero where there is no entry, as bytes."""
-    import torch
-
-    dense = torch.zeros(nbytes + nbytes % 2, dtype=torch.uint8)
-    _library().to_dense(_addresses(planes), nbytes, dense.data_ptr())
+    dense = _zeros(nbytes + nbytes % 2)
+    _library().calls.bits_to_dense(*_addresses(planes), nbytes, dense.data_ptr())
     return dense

@@ -1,10 +1,8 @@
 """The hash's constants and the reference kernels in plain torch, on any device; the C and CUDA kernels must give the same values.
 
-- The hash of some bytes is two 64-bit sums over blocks of 16 KiB, the last one padded with zeros. Each block goes through NH (of UMAC)
-  twice with shifted keys, is mixed with its position, and added up. Two different inputs have the same sums with a probability of
-  about 2^-64. The hash finds faults; it does not resist an adversary who knows the keys.
-- Kernels work on flat contiguous uint8 tensors (`flat`); `delta` and `fingerprint` have checked that sizes agree. They are slow, and the
-  delta coding takes several times the memory of its input. Machines without a compiler use them.
+- The hash of some bytes is two 64-bit sums over blocks of 16 KiB: NH (of UMAC) twice with shifted keys, mixed with the position. Two
+  different inputs have the same sums with a probability of about 2^-64. It finds faults; it resists no adversary who knows the keys.
+- Kernels work on flat contiguous uint8 tensors (`flat`) whose sizes agree. They are slow; machines without a compiler use them.
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ from typing import Any, NamedTuple
 
 BLOCK_BYTES = 16384
 WORDS = BLOCK_BYTES // 4
-SHIFT = 4
-"""By how many words the keys of the second sum are shifted."""
+SHIFT = 4  # by how many words the keys of the second sum are shifted
 SEED = 0x5EA7_2141_0F1E_ECE5
-GAMMA = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
-"""What a block's position is multiplied with, for each sum."""
+GAMMA = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # what a block's position is multiplied with, for each sum
 MASK = (1 << 64) - 1
 
 Sums = tuple[int, int]
@@ -44,8 +40,7 @@ def signed(value: int) -> int:
 
 
 ROW_UNITS = 256
-FULL = 255
-"""The count of a row that stores all of its units."""
+FULL = 255  # the count of a row that stores all of its units
 BLOCKS_AT_ONCE = 64
 
 

@@ -1,18 +1,12 @@
 """The refit probe inside the workers of another framework, without an edit there: wraps its entry points as they are imported.
 
-`start` waits for the modules of upstream that move weights, and wraps them as they are imported. The start-up path is that of
-the import witness: `VERL_USE_EXTERNAL_MODULES` in verl, `sitecustomize` in NeMo-RL; our instruments are on PYTHONPATH there.
-
-- SEATRIAL_REFIT_FACTS=/path/facts.jsonl turns it on. Without it nothing is imported, wrapped or written.
-- A process writes {"fact": "waiting"} as it starts, and {"fact": "attached"} for each module of upstream that it found, with what
-  was missing. A run in which no generator attached has proven nothing.
-- `graft` adds our methods to the worker of an engine that runs already; `via_rpc` calls them.
-- A wrapped function keeps its arguments, results and exceptions, and leaves a fact for each call. `Target` says what an adapter expects
-  of upstream; `attach_target` applies it. Everything found is a fact, and so is everything missing.
-- `via_rpc(engine, method, …)` calls a method of the workers of a running engine: a vLLM LLM object, the handle of a Ray actor that holds an
-  engine, or the URL of a vLLM server in development mode. It returns one answer per worker.
-  verl's own `collective_rpc` drops the answers and NeMo-RL's actors have none, so the engine inside the actor is asked; an asynchronous
-  engine answers on its own event loop, and the answer is fetched until the deadline.
+The start-up path is that of the import witness: `VERL_USE_EXTERNAL_MODULES` in verl, `sitecustomize` in NeMo-RL.
+- SEATRIAL_REFIT_FACTS=/path/facts.jsonl turns it on. A process writes {"fact": "waiting"} as it starts, and {"fact": "attached"} for each
+  module of upstream that it found, with what was missing. A run in which no generator attached has proven nothing.
+- A wrapped function keeps its arguments, results and exceptions, and leaves a fact for each call.
+- `graft` adds our methods to the worker of a running engine, and `via_rpc(engine, method, …)` calls them: of a vLLM LLM object, the handle
+  of a Ray actor that holds an engine, or the URL of a vLLM server in development mode. It returns one answer per worker. verl's own
+  `collective_rpc` drops the answers and NeMo-RL's actors have none, so the engine inside the actor is asked.
 """
 
 from __future__ import annotations
@@ -55,21 +49,16 @@ class Target:
     module: str
     side: str
     owner: str
-    calls: tuple[str, ...]
-    """Entry points, of whatever version: those that exist are wrapped, the others are named as missing."""
-    stream: str = ""
-    """Generator: the method that is given each list of (name, tensor). Policy: the parameter with the stream."""
-    extends: bool = False
-    """Whether it is the worker extension, which gets our `seatrial_` methods."""
+    calls: tuple[str, ...]  # entry points, of whatever version: those that exist are wrapped, the others are named as missing
+    stream: str = ""  # generator: the method that is given each list of (name, tensor). Policy: the parameter with the stream.
+    extends: bool = False  # whether it is the worker extension, which gets our `seatrial_` methods
     aside: Callable[[str, Mapping[str, Any]], str] = _nothing
     """Generator: why a call of this entry point with these arguments cannot be proven; "" if it can."""
-    mapped: str = ""
-    """Policy: the parameter with a function of (name, tensor) that returns what is really sent."""
+    mapped: str = ""  # policy: the parameter with a function of (name, tensor) that returns what is really sent
     stage: str = TRANSFER
     sends: Callable[[Mapping[str, Any]], bool] = _always
     """Policy: whether a call with these arguments sends at all; every rank of a job may run the export."""
-    optional: bool = False
-    """Whether a version of upstream may lack the owner without a proof being lost."""
+    optional: bool = False  # whether a version of upstream may lack the owner without a proof being lost
 
 
 def attach_target(target: Target, module: ModuleType, recorder: RefitRecorder, extension: Callable[[type], list[str]]) -> None:
@@ -91,9 +80,8 @@ def attach_target(target: Target, module: ModuleType, recorder: RefitRecorder, e
             with recorder.guard(f"{target.module}.{target.owner}: adding our methods"):
                 methods = extension(owner)
     missing = [name for name in target.calls if name not in found]
-    place = {"module": target.module, "owner": target.owner, "side": target.side, "file": getattr(module, "__file__", None)}
     state = {"owner_found": owner is not None, "found": found, "missing": missing, "stream": stream, "optional": target.optional}
-    recorder.write("attached", **place, **state, methods=methods)
+    recorder.attached(module, target, **state, methods=methods)
 
 
 def arguments(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
@@ -104,7 +92,6 @@ def arguments(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def receiving(original: Callable[..., Any], recorder: RefitRecorder, target: Target) -> Callable[..., Any]:
-    """An entry point of a generation worker."""
     name = original.__name__
 
     @functools.wraps(original)
@@ -221,42 +208,34 @@ def sending(original: Callable[..., Any], recorder: RefitRecorder, target: Targe
             call.problems.append("the stream could not be watched")
         return call, args, kwargs
 
-    def end(call: RefitCall | None, raised: BaseException | None = None) -> None:
-        if call is not None:
-            recorder.active.pop(key, None)
-            call.sent(target.stage, raised)
+    @contextlib.contextmanager
+    def recorded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        call, args, kwargs = begin(args, kwargs)
+        raised: BaseException | None = None
+        try:
+            yield args, kwargs
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            if call is not None:
+                recorder.active.pop(key, None)
+                call.sent(target.stage, raised)
 
-    if inspect.iscoroutinefunction(original):
-
-        @functools.wraps(original)
-        async def later(*args: Any, **kwargs: Any) -> Any:
-            call, args, kwargs = begin(args, kwargs)
-            try:
-                returned = await original(*args, **kwargs)
-            except BaseException as error:
-                end(call, raised=error)
-                raise
-            end(call)
-            return returned
-
-        return later
+    @functools.wraps(original)
+    async def later(*args: Any, **kwargs: Any) -> Any:
+        with recorded(args, kwargs) as (given, named):
+            return await original(*given, **named)
 
     @functools.wraps(original)
     def now(*args: Any, **kwargs: Any) -> Any:
-        call, args, kwargs = begin(args, kwargs)
-        try:
-            returned = original(*args, **kwargs)
-        except BaseException as error:
-            end(call, raised=error)
-            raise
-        end(call)
-        return returned
+        with recorded(args, kwargs) as (given, named):
+            return original(*given, **named)
 
-    return now
+    return later if inspect.iscoroutinefunction(original) else now
 
 
 def _replace(given: dict[str, Any], call: RefitCall, target: Target) -> None:
-    """Put the watched stream in the place of the stream."""
     if target.mapped and callable(given.get(target.mapped)):
         given[target.mapped] = _mapped(given[target.mapped], call)
     elif target.stream in given:
@@ -275,8 +254,7 @@ def _mapped(function: Callable[[Any], Any], call: RefitCall) -> Callable[[Any], 
     return mapped
 
 
-ENGINES = ("engine", "llm")
-"""Where verl's and NeMo-RL's actors keep their engine."""
+ENGINES = ("engine", "llm")  # where verl's and NeMo-RL's actors keep their engine
 ANSWERS = "_seatrial_answers"
 POLL_S = 0.2
 WAITING, DONE, RAISED = "waiting", "done", "raised"
@@ -287,11 +265,7 @@ class RpcFailed(RuntimeError):
 
 
 def via_rpc(
-    engine: Any,
-    method: str | Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    seconds: float = 600.0,
+    engine: Any, method: str | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, seconds: float = 600.0
 ) -> list[Any]:
     """Call a method by its name, or a function with the worker as its first argument, in every worker of the engine."""
     given = dict(kwargs or {})
@@ -312,11 +286,9 @@ def via_rpc(
 def _over_http(url: str, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], seconds: float) -> list[Any]:
     if not isinstance(method, str):
         raise RpcFailed("a server takes the name of a method, not a function")
-    route = "/collective_rpc"
+    route, body = "/collective_rpc", {"method": method, "args": list(args), "kwargs": kwargs, "timeout": seconds}
     try:
-        answer = VllmClient(url, timeout_s=seconds).call(
-            route, {"method": method, "args": list(args), "kwargs": kwargs, "timeout": seconds}
-        )
+        answer = VllmClient(url, timeout_s=seconds).call(route, body)
     except ServerError as error:
         lacking = isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 404
         raise RpcFailed(f"{error}{'; the server must be started with VLLM_SERVER_DEV_MODE=1' if lacking else ''}") from error
@@ -379,7 +351,6 @@ def _loop_of(engine: Any) -> asyncio.AbstractEventLoop | None:
 
 
 def _fetch(actor: Any, ticket: str) -> tuple[str, Any]:
-    """Inside the actor: the answer, when it is there."""
     future = vars(actor)[ANSWERS][ticket]
     if not future.done():
         return WAITING, None

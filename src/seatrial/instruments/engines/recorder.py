@@ -1,15 +1,11 @@
 """What one process sent or received in a refit, as facts, and what the model of a generation worker holds, by exported name.
 
-Runs inside a worker of the loop: standard library, torch lazily.
-- `RefitRecorder` appends to one file, `RefitCall` is one refit as one process sees it. A tensor is hashed before it is passed on and
-  not kept: transfer buffers are used again as soon as the call returns. One batch is hashed at once, so that a GPU is waited
-  for once per batch.
+- A tensor is hashed before it is passed on and not kept: transfer buffers are used again as soon as the call returns.
 - Nothing raised here reaches the loop. It becomes a row {"fact": "probe_error"}, which the judge takes for a missing proof.
-- Rows: "attached" (what was found in upstream), "hashes" (side sent, relayed, received or live), "map", "coverage", "refit",
-  "version", "probe_error". `version` counts the refits of this process from 1; `passed` is what the framework itself said.
-- `Live` learns the map once, after the first refit, through the model's own load_weights, and restores the weights bit for bit.
-  It needs a second copy of the weights for that time, on the host. Where vLLM packs weights away, it learns on a twin. A name that does
-  not lie wholly on this rank, or that the loader transforms, is left out and counted.
+- Rows: "attached", "hashes" (side sent, relayed, received or live), "map", "coverage", "refit", "version", "probe_error". `version` counts
+  the refits of this process from 1; `passed` is what the framework itself said.
+- `Live` learns the map after the first refit, through the model's own load_weights, and restores the weights bit for bit: it needs a second
+  copy of them on the host. Where vLLM packs weights away, it learns on a twin. Names that are not whole on this rank are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from seatrial.instruments import facts
@@ -91,7 +87,6 @@ class _AsSent(Proof):
         self._sent = {name: value.dtype for name, value in shapes.items()}
 
     def gathered(self, seen: Photograph, reference: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any]]:
-        """See `Proof`."""
         for name, held in super().gathered(seen, reference):
             yield name, as_sent(held, self._sent[name])
 
@@ -110,12 +105,10 @@ class Live:
         self.layouts = dict(layouts)
         # A proof of its own: what is asked of the extension in the same worker must not change the map that hooks judge by.
         self.proof = _AsSent(model, config, shapes)
-        self.map = self.proof.learn(shapes, "twin" if packs(worker) else "live", model.load_weights)
-        """The fact."""
+        self.map = self.proof.learn(shapes, "twin" if packs(worker) else "live", model.load_weights)  # the fact
         self.last: dict[str, str] = {}
 
     def fits(self, worker: Any, layouts: Mapping[str, list[Any]]) -> bool:
-        """Whether this is the proof of the model that the worker has now, for this export."""
         return self.proof.holds(model_of(worker)) and self.layouts == layouts
 
     def coverage(self, replica: str) -> dict[str, Any]:
@@ -141,8 +134,7 @@ class RefitRecorder:
         self.incarnation = f"{self.process}:{time.time_ns()}"
         self.versions: dict[str, int] = {}
         self.active: dict[str, RefitCall] = {}
-        self.relays = False
-        """Whether this process passes on what it got from another: then what it sends is not the policy's word."""
+        self.relays = False  # whether this process passes on what it got from another: then what it sends is not the policy's word
         self.live: Live | None = None
 
     def write(self, fact: str, **fields: Any) -> None:
@@ -155,16 +147,19 @@ class RefitRecorder:
                 print(f"seatrial: refit: cannot write the fact {fact!r} to {self.path}: {error}", flush=True)
 
     def failed(self, where: str, error: BaseException) -> None:
-        """The probe itself failed."""
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self.write("probe_error", where=where, error=f"{type(error).__name__}: {error}", traceback=text[-4000:])
+
+    def attached(self, module: ModuleType, target: Any, **found: Any) -> None:
+        """What was found of a target (see `attach`) in a module of upstream."""
+        place = {"module": target.module, "owner": target.owner, "side": target.side, "file": getattr(module, "__file__", None)}
+        self.write("attached", **place, **found)
 
     def guard(self, where: str) -> Guard:
         """Whatever our own code raises in here is written down, and the loop goes on."""
         return Guard(self, where)
 
     def next(self, kind: str) -> int:
-        """The number of this refit."""
         self.versions[kind] = self.versions.get(kind, 0) + 1
         return self.versions[kind]
 
@@ -214,7 +209,7 @@ class RefitCall:
             self.problems.append(f"{len(pairs)} tensors could not be hashed")
 
     def _take(self, pairs: list[Any]) -> None:
-        good = [pair for pair in pairs if isinstance(pair, tuple) and len(pair) == 2 and hasattr(pair[1], "detach")]
+        good = [(str(pair[0]), pair[1]) for pair in pairs if isinstance(pair, tuple) and len(pair) == 2 and hasattr(pair[1], "detach")]
         if len(good) < len(pairs):
             self.problems.append(f"{len(pairs) - len(good)} items of the stream are not a name and a tensor")
         cast = [(name, tensor.detach().to(dtype)) for name, tensor in good for dtype in self.dtypes if loses(tensor.dtype, dtype)]
@@ -225,28 +220,23 @@ class RefitCall:
         for (name, tensor), value in zip(good, hashed, strict=False):
             if name in self.hashes:
                 self.problems.append(f"{name} came twice")
-            self.hashes[str(name)] = value
-            self.layouts[str(name)] = [str(tensor.dtype), list(tensor.shape)]
+            self.hashes[name] = value
+            self.layouts[name] = [str(tensor.dtype), list(tensor.shape)]
             self.bytes += tensor.numel() * tensor.element_size()
-        made = list(zip((str(name) for name, _ in every), hashed, strict=True))
-        for place, (name, value) in enumerate(made[len(good) :]):
+        for place, ((name, _), value) in enumerate(list(zip(every, hashed, strict=True))[len(good) :]):
             (self.cast if place < len(cast) else self.unsigned).setdefault(name, set()).add(value)
 
     def watch(self, stream: Any) -> Any:
         """The same stream, hashed as it passes: a list at once, an iterator or asynchronous iterator item by item."""
         with self.recorder.guard(f"{self.entry}: watching the stream"):
-            return self._watched(stream)
-        return stream
-
-    def _watched(self, stream: Any) -> Any:
-        if isinstance(stream, (list, tuple)):
-            self.take(list(stream))
-            return stream
-        if hasattr(stream, "__aiter__"):
-            return self._each_async(stream)
-        if hasattr(stream, "__iter__"):
-            return self._each(stream)
-        self.problems.append(f"the stream is a {type(stream).__name__}, which cannot be watched")
+            if hasattr(stream, "__aiter__"):
+                return self._each_async(stream)
+            if not isinstance(stream, (list, tuple)) and hasattr(stream, "__iter__"):
+                return self._each(stream)
+            if isinstance(stream, (list, tuple)):
+                self.take(list(stream))
+            else:
+                self.problems.append(f"the stream is a {type(stream).__name__}, which cannot be watched")
         return stream
 
     def _each(self, stream: Any) -> Iterator[Any]:
@@ -264,7 +254,6 @@ class RefitCall:
         self.unread -= 1
 
     def sent(self, stage: str, raised: BaseException | None = None) -> None:
-        """The end of a refit on the side of the policy."""
         with self.recorder.guard(f"{self.entry}: writing down"):
             self._check(raised)
             side = "relayed" if self.recorder.relays else "sent"
@@ -280,7 +269,7 @@ class RefitCall:
             if not self.problems:
                 self._prove(version, replica)
             else:
-                self._refit(version, replica, {}, [], 0, 0, "; ".join(self.problems))
+                self._refit(version, replica, {}, refused="; ".join(self.problems))
 
     def _check(self, raised: BaseException | None, returned: Any = None) -> None:
         if raised is not None:
@@ -294,13 +283,8 @@ class RefitCall:
 
     def _hashes(self, side: str, version: int, **more: Any) -> None:
         step = self.passed.get("global_steps")
-        row: dict[str, Any] = {
-            "version": version,
-            "step": step if isinstance(step, int) else None,
-            "entry": self.entry,
-            "passed": self.passed,
-        }
-        row |= {"names": len(self.hashes), "bytes": self.bytes, "root": root(self.hashes), "hashes": self.hashes}
+        row: dict[str, Any] = {"version": version, "step": step if isinstance(step, int) else None, "entry": self.entry}
+        row |= {"passed": self.passed, "names": len(self.hashes), "bytes": self.bytes, "root": root(self.hashes), "hashes": self.hashes}
         self.recorder.write("hashes", side=side, **row, complete=not self.problems, problems=self.problems, **more)
 
     def _prove(self, version: int, replica: str) -> None:
@@ -316,11 +300,11 @@ class RefitCall:
         casts, before = recorder.live.map["casts"], recorder.live.last
         own = {name: self.hashes[name] if self._right(name, value, methods.get(name), casts) else value for name, value in found.items()}
         recorder.live.last = own
-        wrong = [name for name in own if own[name] != self.hashes.get(name)]
-        stale = sum(before.get(name) != value for name, value in self.hashes.items())
-        touched = sum(before.get(name) != value for name, value in own.items())
+        seen: dict[str, Any] = {"wrong_names": [name for name in own if own[name] != self.hashes.get(name)]}
+        seen["stale_names"] = sum(before.get(name) != value for name, value in self.hashes.items())
+        seen["touched_names"] = sum(before.get(name) != value for name, value in own.items())
         recorder.write("hashes", side="live", version=version, replica=replica, hashes=own, casts=casts)
-        self._refit(version, replica, own, wrong, stale, touched, None, Counter(methods.values()))
+        self._refit(version, replica, own, **seen, methods=dict(Counter(methods.values())))
         recorder.write("version", replica=replica, version=version, root=root(own))
 
     def _right(self, name: str, value: str, method: str | None, casts: Mapping[str, str]) -> bool:
@@ -329,23 +313,13 @@ class RefitCall:
             return name in self.hashes and value in self.unsigned.get(name, ())
         return value == self.hashes.get(name) or (name in casts and value in self.cast.get(name, ()))
 
-    def _refit(
-        self,
-        version: int,
-        replica: str,
-        own: dict[str, str],
-        wrong: list[str],
-        stale: int,
-        touched: int,
-        refused: str | None,
-        methods: Mapping[str, int] | None = None,
-    ) -> None:
+    def _refit(self, version: int, replica: str, own: dict[str, str], **found: Any) -> None:
+        """The fact of a refit, of which the model held the names of `own`; `found` says what was seen, or why nothing could be."""
         row: dict[str, Any] = {"index": version - 1, "step": version, "version": version, "transport": self.entry, "kind": None}
         row |= {"names": len(self.hashes), "bytes": self.bytes, "produced": root(self.hashes), "consumed": root(own) if own else None}
-        row |= {"wrong_names": wrong, "stale_names": stale, "touched_names": touched, "methods": dict(methods or {})}
-        self.recorder.write("refit", replica=replica, refused=refused, **row)
+        row |= {"wrong_names": [], "stale_names": 0, "touched_names": 0, "methods": {}, "refused": None, **found}
+        self.recorder.write("refit", replica=replica, **row)
 
 
 def root(hashes: Mapping[str, str]) -> str:
-    """One hash over all names, whatever their order in the stream was."""
     return fingerprint.digest(dict(sorted(hashes.items())))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ _SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "
 
 
 def ensure(kind: str, directory: Path) -> Path:
-    """Make the model in `directory` unless it is there."""
     if kind not in KINDS:
         raise ValueError(f"no tiny model {kind!r}; known: {', '.join(KINDS)}")
     return whole(directory, lambda place: _make(kind, place))
 
 
-def whole(directory: Path, make: Callable[[Path], None]) -> Path:
+def whole(directory: Path, make: Callable[[Path], object]) -> Path:
     """What `make` puts into an empty directory, unless it is there; a torn checkpoint is never left behind."""
     if (directory / "config.json").is_file():
         return directory
@@ -57,16 +56,15 @@ def _make(kind: str, directory: Path) -> None:
     words.save_pretrained(directory)
 
 
-def tokenizer() -> Any:
-    """One token per printable character, after padding (0), end (1) and unknown (2)."""
+def tokenizer(tokens: Sequence[str] = ("<pad>", "<eos>", "<unk>", *_CHARACTERS), **more: Any) -> Any:
+    """One token per character of the list, which has padding, end and unknown among its tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    places = {word: place for place, word in enumerate(["<pad>", "<eos>", "<unk>", *_CHARACTERS])}
-    core = Tokenizer(models.WordLevel(places, unk_token="<unk>"))
+    core = Tokenizer(models.WordLevel({word: place for place, word in enumerate(tokens)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", **more)
 
 
 def _model(kind: str, vocabulary: int, pad: int, eos: int) -> Any:
@@ -83,7 +81,6 @@ def _model(kind: str, vocabulary: int, pad: int, eos: int) -> Any:
 
 
 def main() -> None:
-    """Make one model."""
     if len(sys.argv) != 3 or sys.argv[1] not in KINDS:
         raise SystemExit(f"usage: tiny_models {{{','.join(KINDS)}}} DIR")
     print(f"seatrial: {sys.argv[1]}: {ensure(sys.argv[1], Path(sys.argv[2]))}", flush=True)

@@ -1,13 +1,9 @@
 """A generation process that holds a plain transformers model, refitted by payloads over a local socket; and `Remote`, its client.
 
-Runs inside a loop's interpreter. It takes payloads by `weight_transfer.Consumer`, hashes what its live parameters really hold, and learns
-the coordinate map through its own loader. Weights go in by name, so the loader is the simplest; the map adds that every other tensor of the
-model is watched, too. A buffer that changed since the start is in the hashes under its own name, with a mark that no exported weights
-have.
-
-- Most seeded faults act here, after the consumer has proven its work: that is where engines lose weights (caches, copies, late writes),
-  and where only reading the live weights can find it.
-- `Remote` uses the standard library only. Every wait has a deadline and says what it waits for; leaving the context ends the process.
+It takes payloads by `weight_transfer.Consumer`, and hashes what its live parameters really hold. Weights go in by name; the coordinate map
+adds that every other tensor of the model is watched, too: a buffer that moved is in the hashes under its own name, with a mark.
+- Most seeded faults act here, after the consumer has proven its work: that is where engines lose weights (caches, copies, late writes).
+- `Remote` uses the standard library only. Every wait has a deadline; leaving the context ends the process.
 """
 
 from __future__ import annotations
@@ -56,7 +52,6 @@ class Remote:
         self.close()
 
     def close(self) -> None:
-        """End the process and remove what was shared."""
         if self.connection is not None:
             self.connection.close()  # it ends when its socket does
         try:
@@ -120,8 +115,7 @@ FAULTS = {
     "dead-generator": "the generator is killed in the middle of the third refit",
 }
 """Faults of the generator."""
-FAULTY = 3
-"""The refit, counted from 1, that faults hit which happen once."""
+FAULTY = 3  # the refit, counted from 1, that faults hit which happen once
 
 
 class Covered:
@@ -139,7 +133,6 @@ class Covered:
             self.weights[name].data.copy_(value)
 
     def hashes(self) -> dict[str, str]:
-        """What the live parameters hold right now, and every buffer that is not what it was."""
         buffers = fingerprint.tensors(self.model.named_buffers())
         moved = {name: f"moved-{buffers.get(name)}" for name in fingerprint.differing(self._buffers, buffers)}
         return fingerprint.tensors(self.weights.items()) | moved
@@ -155,7 +148,6 @@ class Covered:
         return {**mapped, "misplaced": tensor_coverage.misplaced(learned)}
 
     def look(self) -> None:
-        """Take note of what a refit changed."""
         if self._watch is not None:
             self._watch.look()
 
@@ -172,7 +164,6 @@ class _Dying(Consumer):
     refits = 0
 
     def apply(self, data: Any) -> Any:
-        """See `Consumer`."""
         self.refits += 1
         return super().apply(data)
 
@@ -217,7 +208,6 @@ class Generator(Covered):
         self.refits = 0
 
     def held(self) -> dict[str, Any]:
-        """The version of the live weights, and the life of this process."""
         return {"version": self.consumer.version, "incarnation": self.incarnation}
 
     def state(self) -> dict[str, Any]:
@@ -227,7 +217,6 @@ class Generator(Covered):
         return {**self.held(), "hashes": self.hashes(), "methods": dict.fromkeys(self.weights, "read"), "zeros": zeros, "nans": nans}
 
     def apply(self, path: str) -> None:
-        """Take a payload."""
         import torch
 
         self.refits += 1
@@ -246,31 +235,26 @@ class Generator(Covered):
         # Matrices of two layers: their shapes are equal and their contents are not.
         one, two = [name for name in self.weights if name.endswith("q_proj.weight")][:2]
         first, second = self.weights[one].data, self.weights[two].data
-        if self.fault == "skip-refit":
-            self.load(before.items())
-        elif self.fault == "skip-tensor":
-            self.load([(one, before[one])])
+        if self.fault == "restarted-replica" and self.refits == FAULTY:
+            self.incarnation = f"{self.incarnation}-again"
         elif self.fault == "flip-bit":
             first.view(torch.uint8).view(-1)[0] ^= 1
-        elif self.fault == "swap-layers":
-            kept = first.clone()
-            first.copy_(second)
-            second.copy_(kept)
-        elif self.fault == "shift-layer":
-            second.copy_(first)
         elif self.fault == "zero-tensor":
             first.zero_()
         elif self.fault == "nan-tensor":
             first.view(-1)[0] = float("nan")
-        elif self.fault == "restarted-replica" and self.refits == FAULTY:
-            self.incarnation = f"{self.incarnation}-again"
+        loaded = {
+            "skip-refit": before,
+            "skip-tensor": {one: before[one]},
+            "swap-layers": {one: second.clone(), two: first.clone()},
+            "shift-layer": {two: first.clone()},
+        }
+        self.load(loaded.get(self.fault or "", {}).items())
 
     def sample(self, *arguments: Any) -> tuple[list[list[int]], list[list[float]]]:
-        """Completions, and the log-probabilities of their tokens."""
         return sample(self.model, *arguments)
 
     def logprobs(self, *arguments: Any) -> list[list[float]]:
-        """What the model gives tokens."""
         found: list[list[float]] = logprobs(self.model, *arguments).tolist()
         return found
 
@@ -280,7 +264,6 @@ class Generator(Covered):
         return {"tokens": tokens, "logprobs": given, **held}
 
     def answer(self, request: dict[str, Any]) -> Any:
-        """Serve one request."""
         import torch
 
         known: dict[str, Any] = {"map": self.map, "cover": self.cover, "state": self.state, "apply": self.apply, "explain": dict}
@@ -304,13 +287,11 @@ def serve(connection: Connection, generator: Generator) -> None:
 
 
 def connect(socket: str, generator: Generator) -> None:
-    """Connect to the policy, and answer to the end."""
     with Client(socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["SEATRIAL_SOCKET_KEY"])) as connection:
         serve(connection, generator)
 
 
 def main() -> None:
-    """Load the model, connect to the policy, serve."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", required=True)
     parser.add_argument("--model", required=True)

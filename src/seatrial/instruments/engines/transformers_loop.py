@@ -2,9 +2,8 @@
 
     python -m seatrial.instruments.engines.transformers_loop --model DIR --out DIR --steps N [--transport …] [--fault NAME]
 
-Runs inside an interpreter with torch and transformers. This process is the policy: it samples from the generator, makes one
-policy-gradient step, and refits. Each refit is compared before (the negative control) and after, name by name, by the bits that
-the generator's live parameters hold. Everything found goes to DIR/facts.jsonl; the judgement is made outside.
+This process is the policy: it samples from the generator, makes one policy-gradient step, and refits. Each refit is compared before (the
+negative control) and after, name by name, by the bits of the generator's live parameters.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ RATE = 1e-3
 
 
 class TrainedPolicy:
-    """The model that trains."""
-
     def __init__(self, directory: Path, frozen: bool, device: str = "cpu") -> None:
         import torch
         from transformers import AutoModelForCausalLM
@@ -48,11 +45,9 @@ class TrainedPolicy:
         self.prompts = [[draw.randrange(words) for _ in range(WIDTH)] for _ in range(PROMPTS)]
 
     def export(self) -> dict[str, Any]:
-        """The weights as they are sent: tied ones once."""
         return {name: value.detach() for name, value in self.model.named_parameters()}
 
     def step(self, completions: Sequence[Sequence[int]]) -> float:
-        """One policy-gradient step towards even tokens; the mean reward."""
         import torch
 
         rewards = torch.tensor([sum(token % 2 == 0 for token in row) / len(row) for row in completions])
@@ -64,14 +59,12 @@ class TrainedPolicy:
         return float(rewards.mean())
 
     def drift(self) -> None:
-        """Change a buffer, which no export has: the fault `unsynced-buffer`."""
         found = next((value for _, value in self.model.named_buffers() if value.is_floating_point() and value.numel()), None)
         if found is None:
             raise ValueError("this model has no buffer of floating-point numbers: it cannot have the fault unsynced-buffer")
         found.mul_(1.01)
 
     def rows(self, completions: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Prompts and completions together."""
         return [[*prompt, *done] for prompt, done in zip(self.prompts, completions, strict=True)]
 
     def logprobs(self, completions: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -84,8 +77,6 @@ class TrainedPolicy:
 
 
 class Loop:
-    """The run: samples, steps, refits."""
-
     def __init__(
         self, policy: TrainedPolicy, remote: refit_driver.RefittedGenerator, out: Path, transports: Sequence[str], fault: str | None
     ) -> None:
@@ -108,7 +99,6 @@ class Loop:
         self.driver.end()
 
     def begin(self) -> None:
-        """Let the generator learn the map."""
         self.driver.begin(self.policy.export())
 
     def sample(self, step: int) -> None:
@@ -131,7 +121,6 @@ class Loop:
 
 
 def parser(text: str | None, faults: Iterable[str]) -> argparse.ArgumentParser:
-    """The options that every driver has."""
     made = argparse.ArgumentParser(description=text)
     made.add_argument("--model", type=Path, required=True)
     made.add_argument("--out", type=Path, required=True)
@@ -148,7 +137,6 @@ def prepared(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Parse, start both sides, run."""
     arguments = parser(__doc__, FAULTS).parse_args()
     transports = prepared(arguments)
     fault = ("--fault", arguments.fault) if arguments.fault else ()

@@ -48,10 +48,10 @@ TARGETS = (
 def watch_engines(module: ModuleType, recorder: RefitRecorder) -> None:
     """Wrap what each checkpoint engine sends, as its class is made."""
     base: Any = getattr(module, "CheckpointEngine", None)
-    place = {"module": ENGINES, "owner": "CheckpointEngine", "side": POLICY, "file": getattr(module, "__file__", None)}
     found = [name for name in ("send_weights", "receive_weights") if inspect.isroutine(getattr(base, name, None))]
     missing = [name for name in ("send_weights", "receive_weights") if name not in found]
-    recorder.write("attached", **place, owner_found=base is not None, found=found, missing=missing, stream="", methods=[], optional=False)
+    state = {"owner_found": base is not None, "found": found, "missing": missing, "stream": "", "optional": False}
+    recorder.attached(module, SEND, **state, methods=[])
     if base is None:
         return
     inherited = base.__init_subclass__

@@ -1,16 +1,13 @@
 """The worker extension for vLLM: `--worker-extension-cls seatrial.instruments.engines.vllm_extension.Extension`.
 
 - Its methods are called in every worker: `POST /collective_rpc` of a server in development mode, or `LLM.collective_rpc(name, kwargs=…)`.
-  All names begin with `seatrial_`; all answers are plain JSON objects. Nothing is served while a method runs.
+  All answers are plain JSON objects.
 - In a vLLM process this module also registers the weight-transfer backend `seatrial`: payload files of `instruments.refit` through vLLM's
-  own weight-update calls. `update_weights` gets `{"path": …}`. The payload is checked whole before anything is touched: bytes, version,
-  base, names, layout. A sparse payload is applied to the weights as read from the live model, whose fingerprint must be its base.
-- Loading goes through `model.load_weights` inside vLLM's layerwise reload.
-- `update_weights` with `{"names": …, "dtype_names": …, "shapes": …}` is what vLLM's NCCL backend takes: the tensors come over the stream
-  of `vllm_server` and are loaded as they come. A tensor that the trainer forgets stays as it is, and is for the readback to find.
-- A refusal is raised to the caller, and leaves the weights and the version as they were. A load that raises leaves the version as it
-  was and the weights torn: the next payload must be full, since a torn base is refused.
-`seatrial_read` and `seatrial_verify` look at what the engine really holds.
+  own weight-update calls. The payload is checked whole before anything is touched. A sparse one is applied to the weights as read from
+  the live model, whose fingerprint must be its base.
+- `update_weights` with names, dtypes and shapes is what vLLM's NCCL backend takes: the tensors come over the stream of `vllm_server`. A
+  tensor that the trainer forgets stays as it is, and is for the readback to find.
+- A refusal leaves weights and version as they were. A load that raises leaves the weights torn: the next payload must be full.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +61,10 @@ def receive(proof: Proof, path: str) -> None:
     base = _base(proof) if header.transport == "sparse" else {}
     sent = {entry.name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype.removeprefix("torch."))) for entry in header.tensors}
     if proof.map is not None:
-        _require_names(sent.keys(), set(proof.map.ids.names))
+        known = set(proof.map.ids.names)
+        for reason, names in (("unknown-name", sent.keys() - known), ("absent-name", known - sent.keys())):
+            if names:
+                raise RefitRefused(reason, sorted(names))
     consumer = Consumer(base or sent, proof.version)
     consumer.apply(path)
     device = next(proof.model.parameters()).device
@@ -104,12 +103,6 @@ def _base(proof: Proof) -> dict[str, Any]:
     return found
 
 
-def _require_names(sent: Collection[str], known: Collection[str]) -> None:
-    for reason, names in (("unknown-name", set(sent) - set(known)), ("absent-name", set(known) - set(sent))):
-        if names:
-            raise RefitRefused(reason, sorted(names))
-
-
 def register() -> None:
     """Make the backend known to vLLM in this process."""
     from vllm.distributed.weight_transfer.base import WeightTransferEngine
@@ -141,19 +134,18 @@ def register() -> None:
         def receive_weights(self, update_info: Update) -> None:
             proof = proof_of(self.model, self.vllm_config)
             proof.refused = None
-            if update_info.names:
-                if self.stream is None:
-                    raise RuntimeError("seatrial: no trainer streams: none was named, or an earlier update failed")
-                try:
-                    receive_stream(proof, self.stream, update_info)
-                except Exception:
-                    self.shutdown()  # a client that asks again would wait for tensors that nobody sends
-                    raise
-                return
             try:
-                receive(proof, update_info.path)
-            except RefitRefused as error:  # callers over HTTP learn only that the route failed
-                proof.refused = {"reason": error.reason, "names": list(error.names), "text": str(error)}
+                if not update_info.names:
+                    receive(proof, update_info.path)
+                elif self.stream is None:
+                    raise RuntimeError("seatrial: no trainer streams: none was named, or an earlier update failed")
+                else:
+                    receive_stream(proof, self.stream, update_info)
+            except Exception as error:
+                if isinstance(error, RefitRefused):  # callers over HTTP learn only that the route failed
+                    proof.refused = {"reason": error.reason, "names": list(error.names), "text": str(error)}
+                if update_info.names:
+                    self.shutdown()  # a client that asks again would wait for tensors that nobody sends
                 raise
 
         def shutdown(self) -> None:
@@ -188,13 +180,8 @@ class Extension:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         rows = {}
         for name, value in fingerprint.named_state(model):
-            rows[name] = {
-                "hash": hashes[name],
-                "dtype": str(value.dtype),
-                "shape": list(value.shape),
-                "storage": value.untyped_storage().data_ptr(),
-                "parameter": name in parameters,
-            }
+            rows[name] = {"hash": hashes[name], "dtype": str(value.dtype), "shape": list(value.shape), "parameter": name in parameters}
+            rows[name]["storage"] = value.untyped_storage().data_ptr()
         return {"tensors": rows, "root": fingerprint.digest(hashes)}
 
     def seatrial_map(self, reference: str, through: str = "") -> dict[str, Any]:
@@ -221,7 +208,6 @@ class Extension:
         return {"wrong": wrong, "names": here, "methods": dict(Counter(methods.values())), "version": proof.version}
 
     def seatrial_coverage(self) -> dict[str, Any]:
-        """What became of every runtime tensor and every exported name."""
         return _proof(self).coverage()
 
     def seatrial_imports(self, path: str, process: str, packages: list[str], expected: dict[str, str]) -> list[str]:
@@ -256,7 +242,6 @@ class Extension:
 
 
 def _proof(worker: Any) -> Proof:
-    """The proof of a worker's model."""
     return proof_of(worker.model_runner.get_model(), worker.vllm_config)
 
 

@@ -2,9 +2,8 @@
 
     python -m seatrial.instruments.engines.vllm_loop --model DIR --out DIR --steps N [--transport …] [--fault NAME] [-- SERVER OPTIONS]
 
-Runs inside an interpreter with torch, transformers and vLLM. This process is the policy; the server is started by it, gets its
-weights through vLLM's own weight-update routes, and is ended with it. What its workers really hold is read back after every refit,
-and compared with the export element for element. Everything found goes to DIR/facts.jsonl; the judgement is made outside.
+This process is the policy. It starts the server, sends weights through vLLM's own weight-update routes, and reads back after every refit
+what the workers really hold.
 """
 
 from __future__ import annotations
@@ -35,19 +34,21 @@ FAULTS: dict[str, str] = {
     **refit_driver.FAULTS,
     **OWN_FAULTS,
 }
-FAULTY = 3
-"""The refit, counted from 1, before which the server is killed."""
+FAULTY = 3  # the refit, counted from 1, before which the server is killed
 
 
 class Policy(transformers_loop.TrainedPolicy):
     """Exports under the names of a checkpoint, which is what vLLM loads: experts one by one."""
 
     def export(self) -> dict[str, Any]:
-        """The weights as they are sent: tied ones once."""
-        from transformers.core_model_loading import revert_weight_conversion
+        return by_checkpoint_name(self.model, super().export())
 
-        held = {name: value.detach() for name, value in self.model.named_parameters()}
-        return {name: value.contiguous() for name, value in revert_weight_conversion(self.model, held).items()}
+
+def by_checkpoint_name(model: Any, held: dict[str, Any]) -> dict[str, Any]:
+    """Parameters under the names of a checkpoint."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return {name: value.contiguous() for name, value in revert_weight_conversion(model, held).items()}
 
 
 class Engine:
@@ -59,7 +60,6 @@ class Engine:
         self.refits = 0
 
     def expect(self, export: dict[str, Any]) -> None:
-        """Write down what the server should hold."""
         from safetensors.torch import save_file
 
         save_file(export, self.reference)
@@ -93,24 +93,20 @@ class Engine:
         return answer
 
     def map(self) -> dict[str, Any]:
-        """Let the worker learn the coordinate map; the fact."""
         mapped: dict[str, Any] = self.rpc("seatrial_map", reference=str(self.reference))
         self.client.start()
         return mapped
 
     def state(self) -> dict[str, Any]:
-        """What the worker holds, by exported name."""
         read, held = self.rpc("seatrial_read", reference=str(self.reference)), self.rpc("seatrial_version")
         found = {"hashes": read["hashes"], "methods": read["methods"]}
         return {**found, "version": held["version"], "incarnation": held["incarnation"]}
 
     def explain(self) -> dict[str, Any]:
-        """Where wrong weights are held, and how many of their elements differ."""
         wrong: dict[str, Any] = self.rpc("seatrial_verify", reference=str(self.reference))["wrong"]
         return wrong
 
     def apply(self, path: str) -> None:
-        """Send one payload through the server's own routes."""
         self.refits += 1
         if self.fault == "dead-generator" and self.refits == FAULTY:
             os.killpg(self.server.process.pid, signal.SIGKILL)
@@ -127,7 +123,6 @@ class Engine:
             say(f"broken on purpose: {self.rpc('seatrial_break', fault=self.fault)}")
 
     def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> dict[str, Any]:
-        """Completions of equal length."""
         return stamped(self.client.sample(prompts, length, seed))
 
     def logprobs(self, rows: Sequence[Sequence[int]], width: int) -> list[list[float]]:
@@ -140,12 +135,10 @@ class Engine:
             return [[math.nan] * (len(row) - width) for row in rows]
 
     def cover(self) -> dict[str, Any]:
-        """The coverage over all refits so far."""
         covered: dict[str, Any] = self.rpc("seatrial_coverage")
         return covered
 
     def close(self) -> None:
-        """End the server with all its processes."""
         self.server.end()
 
 
@@ -163,7 +156,6 @@ def device() -> str:
 
 
 def main() -> None:
-    """Parse, start the server, run."""
     parser = transformers_loop.parser(__doc__, FAULTS)
     parser.add_argument("server", nargs="*", help="options for the server, after --")
     arguments = parser.parse_args()

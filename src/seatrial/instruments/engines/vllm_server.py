@@ -1,11 +1,9 @@
 """A vLLM server with the refit extension: starts it on a loopback port, asks it, streams tensors to it, ends it with all its processes.
 
-Standard library and, lazily, torch. Every call has a deadline; an error names what was waited for and what the server said.
-- The server runs in its own process group. Waiting is cut short when the server dies; its last lines are then in the error. A free port
-  may be taken when the server binds it, so an answer counts only while our processes alone listen there.
+- Every call has a deadline. A free port may be taken when the server binds it, so an answer counts only while our processes alone listen.
 - A sample carries the version that the generator held when it was dispatched; a generator that changes under a request is an error.
 - The stream stands in for an NCCL broadcast: bytes in the announced order, without names. Each tensor is framed by its length, so a
-  sender that leaves one out or adds one is an error and not a shift of all that follow. A sender that fails closes the connection.
+  sender that leaves one out or adds one is an error and not a shift of all that follow.
 """
 
 from __future__ import annotations
@@ -32,13 +30,12 @@ from typing import Any
 
 EXTENSION = "seatrial.instruments.engines.vllm_extension.Extension"
 BACKEND = "seatrial"
+MODEL = "policy"  # the name that the server gives its model
 READY_SECONDS = 300.0
 END_SECONDS = 15.0
 SAY_EVERY = 15.0
-FAULTS_ALLOWED = "SEATRIAL_FAULTS"
-"""Set to 1 in a server that may be damaged on purpose, see vllm_extension."""
-LISTENING = "0A"
-"""In /proc/net/tcp."""
+FAULTS_ALLOWED = "SEATRIAL_FAULTS"  # set to 1 in a server that may be damaged on purpose, see vllm_extension
+LISTENING = "0A"  # in /proc/net/tcp
 _QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
 _ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
@@ -57,7 +54,7 @@ def free_port() -> int:
 
 def command(model: Path, port: int, options: Sequence[str] = (), python: str = sys.executable) -> list[str]:
     """How the server is started; `vllm serve` itself needs package metadata that the CPU package does not have."""
-    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "policy"]
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", MODEL]
     words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "16"]
     words += ["--worker-extension-cls", EXTENSION, "--weight-transfer-config", f'{{"backend": "{BACKEND}"}}']
     return [python, *words, *options]
@@ -117,9 +114,8 @@ class VllmServer:
         while not (answered := self._healthy()) or not self._listens_alone() or self.process.poll() is not None:
             now = time.monotonic()
             if self.process.poll() is not None:
-                raise RuntimeError(
-                    f"vLLM ended with code {self.process.returncode} before it was ready; {self.log} ends with:\n{self.tail()}"
-                )
+                ended = f"vLLM ended with code {self.process.returncode} before it was ready"
+                raise RuntimeError(f"{ended}; {self.log} ends with:\n{self.tail()}")
             if now - started > self._deadline_s:
                 others = f"; another process listens on port {self._port}" if answered else ""
                 raise RuntimeError(f"vLLM was not ready within {self._deadline_s:.0f} s{others}; {self.log} ends with:\n{self.tail()}")
@@ -148,7 +144,6 @@ class VllmServer:
         return bool(listening) and listening <= held
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines of the server's log."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
     def end(self) -> None:
@@ -201,8 +196,10 @@ CALL_SECONDS = 120.0
 PROOF_SECONDS = 1800.0
 PROOFS = ("seatrial_map", "seatrial_read", "seatrial_verify", "seatrial_coverage", "seatrial_state")
 """Methods that go over every weight: on a CPU, minutes for a large model."""
-AT_ONCE = 16
-"""Requests that are under way together: as many as the server takes into one batch."""
+AT_ONCE = 16  # requests that are under way together: as many as the server takes into one batch
+
+
+SAMPLED = {"logprobs": 0, "return_token_ids": True}  # what a request for samples asks for beside them
 
 
 class ServerError(RuntimeError):
@@ -222,15 +219,15 @@ class Sample:
 class VllmClient:
     """One vLLM server, seen from outside. `timeout_s` is for every call; without it PROOFS have longer than the others."""
 
-    def __init__(self, url: str, model: str = "policy", timeout_s: float | None = None) -> None:
-        self.url, self.model = url.rstrip("/"), model
+    def __init__(self, url: str, timeout_s: float | None = None) -> None:
+        self.url = url.rstrip("/")
         self._call_s, self._proof_s = (CALL_SECONDS, PROOF_SECONDS) if timeout_s is None else (timeout_s, timeout_s)
 
-    def call(self, route: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
-        """One request; the parsed answer."""
-        return self._ask(route, body, method, self._call_s, "")
-
-    def _ask(self, route: str, body: dict[str, Any] | None, method: str, seconds: float, waiting: str) -> Any:
+    def call(
+        self, route: str, body: dict[str, Any] | None = None, method: str = "POST", seconds: float | None = None, waiting: str = ""
+    ) -> Any:
+        """One request; the parsed answer. `waiting` goes into the error of one that has none in time."""
+        seconds = self._call_s if seconds is None else seconds
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{route}", data=data, method=method, headers={"Content-Type": "application/json"})
         try:
@@ -250,7 +247,8 @@ class VllmClient:
         """Call a method of the extension in every worker; one answer per rank."""
         seconds = self._proof_s if method in PROOFS else self._call_s
         body = {"method": method, "kwargs": arguments, "timeout": seconds}
-        results: list[Any] = self._ask("/collective_rpc", body, "POST", seconds, f" (waited for {method} in every worker)")["results"]
+        waiting = f" (waited for {method} in every worker)"
+        results: list[Any] = self.call("/collective_rpc", body, seconds=seconds, waiting=waiting)["results"]
         return results
 
     def start(self, version: int = 0) -> None:
@@ -268,11 +266,9 @@ class VllmClient:
             self.call("/resume", {})
 
     def versions(self) -> list[dict[str, Any]]:
-        """The version that each rank holds."""
         return self.rpc("seatrial_version")
 
     def _held(self) -> tuple[int, str]:
-        """The version that all ranks hold right now."""
         found = self.versions()
         if len({row["version"] for row in found}) != 1:
             raise ServerError(f"{self.url}: the ranks hold different versions: {found}")
@@ -280,14 +276,7 @@ class VllmClient:
 
     def logprobs(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
         """Log-probability of every token of each sequence from its start (>= 1) on."""
-        body = {
-            "model": self.model,
-            "prompt": [list(tokens) for tokens in sequences],
-            "max_tokens": 1,
-            "prompt_logprobs": 0,
-            "temperature": 1.0,
-        }
-        choices = sorted(self.call("/v1/completions", body)["choices"], key=lambda choice: int(choice["index"]))
+        choices = self._complete(sequences, 1, prompt_logprobs=0)
         result = []
         for tokens, start, choice in zip(sequences, starts, choices, strict=True):
             rows = choice["prompt_logprobs"]
@@ -296,8 +285,8 @@ class VllmClient:
 
     def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> list[Sample]:
         """One completion of exactly `length` tokens per prompt, stamped with the version at dispatch."""
-        given = {"min_tokens": length, "ignore_eos": True}
-        return self._stamped(prompts, lambda: self._complete([list(tokens) for tokens in prompts], length, seed, **given))
+        given = {"min_tokens": length, "ignore_eos": True, **SAMPLED}
+        return self._stamped(prompts, lambda: self._complete(prompts, length, seed=seed, **given))
 
     def rollouts(self, prompts: Sequence[Sequence[int]], length: int, seeds: Sequence[int], **given: Any) -> list[Sample]:
         """One completion of at most `length` tokens per prompt, each from its own seed, with the model's end token if it came to one.
@@ -307,15 +296,15 @@ class VllmClient:
 
         def ask() -> list[dict[str, Any]]:
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                asked = [pool.submit(self._complete, [list(row)], length, seed, **given) for row, seed in zip(prompts, seeds, strict=True)]
-                return [choice for each in asked for choice in each.result()]
+                each = [{"seed": seed, **given, **SAMPLED} for seed in seeds]
+                asked = [pool.submit(self._complete, [row], length, **how) for row, how in zip(prompts, each, strict=True)]
+                return [choice for answer in asked for choice in answer.result()]
 
         return self._stamped(prompts, ask)
 
-    def _complete(self, prompts: list[list[int]], length: int, seed: int, **given: Any) -> list[dict[str, Any]]:
+    def _complete(self, prompts: Sequence[Sequence[int]], length: int, **given: Any) -> list[dict[str, Any]]:
         """One request; its choices in the order of the prompts."""
-        body = {"model": self.model, "prompt": prompts, "max_tokens": length, "seed": seed, **given}
-        body |= {"logprobs": 0, "temperature": 1.0, "return_token_ids": True}
+        body = {"model": MODEL, "prompt": [list(tokens) for tokens in prompts], "max_tokens": length, "temperature": 1.0, **given}
         return sorted(self.call("/v1/completions", body)["choices"], key=lambda choice: int(choice["index"]))
 
     def _stamped(self, prompts: Sequence[Sequence[int]], ask: Callable[[], list[dict[str, Any]]]) -> list[Sample]:
@@ -324,20 +313,11 @@ class VllmClient:
         choices = ask()
         if self._held() != (version, incarnation):
             raise ServerError(f"{self.url}: the generator changed from version {version} while it was sampling")
-        samples = [
-            Sample(
-                [int(token) for token in choice["token_ids"]],
-                [float(value) for value in choice["logprobs"]["token_logprobs"]],
-                version,
-                incarnation,
-            )
-            for choice in choices
-        ]
-        if len(samples) != len(prompts) or any(len(sample.tokens) != len(sample.logprobs) for sample in samples):
-            raise ServerError(
-                f"{self.url}/v1/completions: {len(samples)} completions for {len(prompts)} prompts, or tokens without log-probability"
-            )
-        return samples
+        drawn = [(list(map(int, choice["token_ids"])), list(map(float, choice["logprobs"]["token_logprobs"]))) for choice in choices]
+        if len(drawn) != len(prompts) or any(len(tokens) != len(logprobs) for tokens, logprobs in drawn):
+            what = f"{len(drawn)} completions for {len(prompts)} prompts, or tokens without log-probability"
+            raise ServerError(f"{self.url}/v1/completions: {what}")
+        return [Sample(tokens, logprobs, version, incarnation) for tokens, logprobs in drawn]
 
 
 SECONDS = 120.0
@@ -350,8 +330,6 @@ class StreamError(RuntimeError):
 
 
 class Sender:
-    """The side of the trainer."""
-
     def __init__(self, address: str, port: int, seconds: float = SECONDS) -> None:
         with socket.create_server((address, port)) as listener:
             listener.settimeout(seconds)
@@ -360,12 +338,10 @@ class Sender:
             except TimeoutError:
                 raise StreamError(f"no worker connected to {address}:{port} within {seconds:.0f} s") from None
         self._socket.settimeout(seconds)
-        self.group = SimpleNamespace(store=None, socket=None)
-        """What TRL lets go of at its end."""
+        self.group = SimpleNamespace(store=None, socket=None)  # what TRL lets go of at its end
         self.bytes = 0
 
     def send(self, tensors: Iterable[Any]) -> None:
-        """All tensors of one update."""
         import torch
 
         self.bytes = 0
@@ -381,8 +357,6 @@ class Sender:
 
 
 class Receiver:
-    """The side of the engine's worker."""
-
     def __init__(self, address: str, port: int, seconds: float = SECONDS) -> None:
         ends = time.monotonic() + seconds
         while True:
@@ -424,5 +398,4 @@ class Receiver:
         return data
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._socket.close()

@@ -1,17 +1,13 @@
 """What one vLLM worker really computes with, in checkpoint layout, and what it can prove: map, fingerprints, coverage, version.
 
 On a GPU a parameter holds its weights, and they are read from it. On a CPU vLLM packs them away after loading:
-- a linear layer keeps a copy behind `cpu_linear`, which is read back through the layer's own forward with unit vectors
-  ("forward"). That shows every bit but the sign of a zero, and makes a whole row non-finite if one weight in it is;
-- experts are permuted in place. The permutation is learned by letting vLLM pack element numbers, and undone; then the module's
-  output is compared with plain torch on the weights that were read ("compare").
-The packing is learned from twins: fresh models of the same configuration, built and processed by vLLM's own code.
+- a linear layer keeps a copy behind `cpu_linear`, which is read back through the layer's own forward with unit vectors ("forward"). That
+  shows every bit but the sign of a zero, and makes a whole row non-finite if one weight in it is;
+- experts are permuted in place. The permutation is learned by letting vLLM pack element numbers in twins (fresh models of the same
+  configuration), and undone; then the module's output is compared with plain torch on the weights that were read ("compare").
 
-- A parameter that is read from memory proves nothing about a module that uses a copy of its own. So modules are run as well
-  (`disagreeing_outputs`): an embedding must give its rows bit for bit, and a norm of ones is its weights, scaled.
-- One `Proof` per model, kept as long as the model lives; the worker extension answers from it. References are safetensors files, or
-  directories of them, with the weights as the policy exports them. A tied weight that the engine packed under a second name counts as a
-  copy of its own: it must be right as well.
+- A parameter that is read from memory proves nothing about a module that uses a copy of its own, so embeddings and norms are run as well.
+- A tied weight that the engine packed under a second name counts as a copy of its own: it must be right as well.
 """
 
 from __future__ import annotations
@@ -32,8 +28,7 @@ from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
 from seatrial.instruments.refit.coordinate_map import bits
 
-ROWS = 256
-"""Unit vectors per forward."""
+ROWS = 256  # unit vectors per forward
 EXACT = {"torch.float64": 1 << 24, "torch.float32": 1 << 24, "torch.float16": 1 << 11, "torch.bfloat16": 1 << 8}
 """Whole numbers below this are exact."""
 CLOSE = {"torch.float64": 1e-4, "torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 5e-2}
@@ -50,8 +45,7 @@ class CannotRead(RuntimeError):
 class Layout:
     """How runtime tensors keep their weights; empty when all of them hold them plainly."""
 
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of every packed tensor, as in a checkpoint."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every packed tensor, as in a checkpoint
     permuted: dict[str, Any] = field(default_factory=dict)
     """For each place of a packed tensor, its place in checkpoint layout; -1 for padding. Absent: read by forward."""
 
@@ -63,16 +57,13 @@ class Photograph:
         self.tensors, self.methods = dict(tensors), dict(methods)
 
     def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:  # as modules have it
-        """Every tensor, as a module gives them."""
         yield from self.tensors.items()
 
     def named_buffers(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:  # as modules have it
-        """None: buffers are among the parameters."""
         yield from ()
 
 
 def packs() -> bool:
-    """Whether this vLLM packs weights away."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
@@ -158,7 +149,6 @@ def _numbered(build: Callable[[], Any], process: Callable[[Any], None], names: l
 
 
 def _digits(value: Any) -> int:
-    """How many digits the number of the last element has."""
     base, count = EXACT[str(value.dtype)], 1
     while base**count <= value.numel():
         count += 1
@@ -166,7 +156,6 @@ def _digits(value: Any) -> int:
 
 
 def _embeds(module: Any) -> bool:
-    """Whether a module only looks its weights up, from the parameter itself."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     return isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
@@ -263,8 +252,7 @@ def _layer_gaps(layer: Any, up: Any, down: Any) -> list[float]:
     return gaps
 
 
-ROWS_AT_ONCE = 8192
-"""Rows that are looked up at a time."""
+ROWS_AT_ONCE = 8192  # rows that are looked up at a time
 CLOSE_OUTPUTS = {"torch.float64": 1e-5, "torch.float32": 1e-5, "torch.float16": 1e-4, "torch.bfloat16": 1e-4}
 """How far a norm of ones may be from its weights, relative to each; half of the last bit of fp16 and bf16 is more."""
 
@@ -275,22 +263,17 @@ def disagreeing_outputs(model: Any, held: dict[str, Any]) -> dict[str, float]:
 
     wrong: dict[str, float] = {}
     with torch.no_grad():
-        for name, gap in _output_gaps(model, held):
+        for name, layer in model.named_modules():
+            weight, gap = held.get(f"{name}.weight"), None
+            # By name: what is derived from these may compute something else.
+            kind = type(layer).__name__ if weight is not None else ""
+            if kind == "VocabParallelEmbedding" and hasattr(layer.quant_method, "embedding"):
+                gap = _embedding(layer, weight)
+            elif kind == "RMSNorm" and layer.has_weight and layer.variance_size_override is None:
+                gap = _norm(layer, weight)
             if gap is not None:
-                wrong[name] = max(gap, wrong.get(name, 0.0))
+                wrong[f"{name}.weight"] = max(gap, wrong.get(f"{name}.weight", 0.0))
     return wrong
-
-
-def _output_gaps(model: Any, held: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
-    for name, layer in model.named_modules():
-        weight = held.get(f"{name}.weight")
-        if weight is None:
-            continue
-        # By name: what is derived from these may compute something else.
-        if type(layer).__name__ == "VocabParallelEmbedding" and hasattr(layer.quant_method, "embedding"):
-            yield f"{name}.weight", _embedding(layer, weight)
-        elif type(layer).__name__ == "RMSNorm" and layer.has_weight and layer.variance_size_override is None:
-            yield f"{name}.weight", _norm(layer, weight)
 
 
 def _embedding(layer: Any, weight: Any) -> float | None:
@@ -325,7 +308,6 @@ _PROOFS: weakref.WeakKeyDictionary[Any, Proof] = weakref.WeakKeyDictionary()
 
 
 def proof_of(model: Any, config: Any) -> Proof:
-    """The proof of this model."""
     if model not in _PROOFS:
         _PROOFS[model] = Proof(model, config)
     return _PROOFS[model]
@@ -355,26 +337,21 @@ class Proof:
     def __init__(self, model: Any, config: Any) -> None:
         self._model, self.config = weakref.ref(model), config
         self.version, self.incarnation = 0, f"{os.getpid()}-{time.time_ns()}"
-        self.refused: dict[str, Any] | None = None
-        """Why the last payload was refused."""
+        self.refused: dict[str, Any] | None = None  # why the last payload was refused
         self.map: map_learner.Map | None = None
         self.layout = Layout()
-        self._ties: dict[str, str] = {}
-        """Runtime names over the memory of another one, before vLLM packed anything."""
+        self._ties: dict[str, str] = {}  # runtime names over the memory of another one, before vLLM packed anything
         self._watch: tensor_coverage.LoaderWatch | None = None
-        self._loose: tuple[str, ...] = ()
-        """Runtime tensors that no exported element explains: they must keep their bits."""
+        self._loose: tuple[str, ...] = ()  # runtime tensors that no exported element explains: they must keep their bits
 
     @property
     def model(self) -> Any:
-        """The live model."""
         model = self._model()
         if model is None:
             raise RuntimeError("the model is gone")
         return model
 
     def holds(self, model: Any) -> bool:
-        """Whether this is the proof of that model."""
         return self._model() is model
 
     def learn(self, reference: Mapping[str, Any], through: str, load: map_learner.Load | None = None) -> dict[str, Any]:
@@ -435,7 +412,6 @@ class Proof:
         return self.map
 
     def see(self) -> Photograph:
-        """The live weights, now."""
         return photograph(self.model, self.layout)
 
     def look(self) -> None:
@@ -444,7 +420,6 @@ class Proof:
             self._watch.look(self.see())
 
     def coverage(self, replica: str = "0") -> dict[str, Any]:
-        """What became of every runtime tensor and every exported name: the fact."""
         self.look()
         learned = self.learned()
         assert self._watch is not None
@@ -566,29 +541,16 @@ def _without_caches(model: Any) -> Iterator[None]:
             part.kv_cache = cache
 
 
-class _Unsigned(Mapping[str, Any]):
+def _same_after_cast(held: Any, sent: Any) -> bool:
+    return held.dtype != sent.dtype and fingerprint.tensor_hash(held) == fingerprint.tensor_hash(sent.to(held))
+
+
+class _Unsigned(dict[str, Any]):
     """A reference without negative zeros, made one tensor at a time."""
 
-    def __init__(self, reference: Mapping[str, Any]) -> None:
-        self._reference = reference
-
     def __getitem__(self, name: str) -> Any:
-        value = self._reference[name]
+        value = super().__getitem__(name)
         return value + 0.0 if value.is_floating_point() else value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._reference
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._reference)
-
-    def __len__(self) -> int:
-        return len(self._reference)
-
-
-def _same_after_cast(held: Any, sent: Any) -> bool:
-    """Whether an engine that holds another dtype holds exactly what was sent, cast likewise."""
-    return held.dtype != sent.dtype and fingerprint.tensor_hash(held) == fingerprint.tensor_hash(sent.to(held))
 
 
 def _row(count: int, first: int, total: int, runtime: str, method: str) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 LIMIT = 6.5
-UNLIKELY = 1e-9
-"""A drawn token may not be less likely than this, over all tokens of a run."""
+UNLIKELY = 1e-9  # A drawn token may not be less likely than this, over all tokens of a run
 
 
 @dataclass
@@ -27,13 +26,11 @@ class Sum:
     bound: float = 0.0
 
     def add(self, differences: Any, variances: Any, bound: float) -> None:
-        """Take in the differences of some tokens."""
         self.total += float(differences.sum())
         self.variance += float(variances.sum())
         self.bound = max(self.bound, bound)
 
     def score(self) -> float:
-        """How far from chance."""
         spread = math.sqrt(self.variance + self.bound * abs(self.total) / 3)
         return self.total / spread if spread else 0.0
 
@@ -44,8 +41,7 @@ class Cells:
 
     shares: Any
     drawn: Any
-    places: Any
-    """Between -1/2 and 1/2, with mean zero."""
+    places: Any  # between -1/2 and 1/2, with mean zero
     variances: Any
     open_rows: Any
 
@@ -55,19 +51,15 @@ class Draws:
     """Sums over all drawn tokens of a run."""
 
     tests: dict[str, Sum] = field(default_factory=dict)
-    counts: Any = None
-    """For each token of the vocabulary: how often it was drawn, beyond what was to be expected."""
+    counts: Any = None  # for each token of the vocabulary: how often it was drawn, beyond what was to be expected
     spreads: Any = None
-    last: list[Cells] = field(default_factory=list)
-    """The positions of the last generation, and of this one."""
+    last: list[Cells] = field(default_factory=list)  # the positions of the last generation, and of this one
     now: list[Cells] = field(default_factory=list)
     impossible: int = 0
-    least: float = 1.0
-    """The smallest chance of a token that was drawn: of it, or of one as unlikely."""
+    least: float = 1.0  # the smallest chance of a token that was drawn: of it, or of one as unlikely
     tokens: int = 0
 
     def begin(self) -> None:
-        """A new generation."""
         self.last, self.now = self.now, []
 
     def add(self, scores: Any, drawn: Any, open_rows: Any, group: int) -> None:

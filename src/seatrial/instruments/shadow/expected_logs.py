@@ -15,17 +15,14 @@ from seatrial.instruments.shadow.rounds import MicroBatch, Round
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 ALWAYS = ("loss", "grad_norm", "learning_rate", "reward")
-LATEST = ("grad_norm", "learning_rate", "epoch", "num_tokens")
-"""Metrics of which the last value is logged, not the mean since the last log."""
+LATEST = ("grad_norm", "learning_rate", "epoch", "num_tokens")  # metrics of which the last value is logged, not the mean since the last log
 ROUGH = {"kl": 2e-3, "loss": 2e-3, "grad_norm": 1e-3, **dict.fromkeys(("kl_loss", "ppo_kl", "pg_loss", "vf_loss"), 2e-3)}
 """Relative deviation that rounding may cause, where it is more than usual."""
 
-SLACK = {"vf_explained_var": 1e-4}
-"""Deviation that is always allowed, where it is more than usual: of a difference of nearly equal numbers."""
+SLACK = {"vf_explained_var": 1e-4}  # deviation that is always allowed, where it is more than usual: of a difference of nearly equal numbers
 
 
 def of_step(batch: Sequence[MicroBatch], norm: float, rate: float, s: ShadowSettings, exercised: Counter[str]) -> dict[str, float]:
-    """The metrics of the loss."""
     passes = [[part.terms for part in batch[start : start + s.world] if part.terms is not None] for start in range(0, len(batch), s.world)]
     """Micro-batches that all ranks computed together."""
 
@@ -60,8 +57,9 @@ def of_step(batch: Sequence[MicroBatch], norm: float, rate: float, s: ShadowSett
             expected["clip_ratio/low_mean"] = logged_mean(lambda each: low(each, s))
             expected["clip_ratio/high_mean"] = logged_mean(lambda each: high(each, s))
             expected["clip_ratio/region_mean"] = logged_mean(lambda each: low(each, s) + high(each, s))
-            expected["clip_ratio/low_min"] = mean([min(_per_row(some, low, s), default=math.nan) for some in passes])
-            expected["clip_ratio/high_max"] = mean([max(_per_row(some, high, s), default=math.nan) for some in passes])
+            for name, clipped, extreme in (("low_min", low, min), ("high_max", high, max)):
+                rows = [[float(share) for each in some for share in each.per_row(clipped(each, s))] for some in passes]
+                expected[f"clip_ratio/{name}"] = mean([extreme(shares, default=math.nan) for shares in rows])
         elif s.loss_type == "cispo":
             expected["cispo_clip_ratio"] = logged_mean(lambda each: ((each.ratio > s.epsilon_high) & (each.advantage > 0)).double())
         elif s.loss_type == "vespo":
@@ -70,20 +68,11 @@ def of_step(batch: Sequence[MicroBatch], norm: float, rate: float, s: ShadowSett
 
 
 def low(terms: formulas.Terms, s: ShadowSettings) -> Any:
-    """Tokens whose ratio is clipped from below."""
     return ((_counted(terms, s) < 1 - s.epsilon_low) & (terms.advantage < 0)).double()
 
 
 def high(terms: formulas.Terms, s: ShadowSettings) -> Any:
-    """Tokens whose ratio is clipped from above."""
     return ((_counted(terms, s) > 1 + s.epsilon_high) & (terms.advantage > 0)).double()
-
-
-def _per_row(
-    together: Sequence[formulas.Terms], clipped: Callable[[formulas.Terms, ShadowSettings], Any], s: ShadowSettings
-) -> list[float]:
-    """The share of clipped tokens of each row that has a token."""
-    return [float(value) for each in together for value in each.per_row(clipped(each, s))]
 
 
 def _counted(terms: formulas.Terms, s: ShadowSettings) -> Any:
@@ -92,8 +81,7 @@ def _counted(terms: formulas.Terms, s: ShadowSettings) -> Any:
 
 
 def of_round(made: Round, names: Sequence[str], ends: Sequence[int], s: ShadowSettings) -> dict[str, float]:
-    """The metrics of a generation."""
-    total = formulas.total_rewards(made.table, torch.tensor(s.reward_weights, dtype=torch.float64))
+    total = formulas.total_rewards(made.table, s)
     expected = {"reward": float(torch.nanmean(total)), "reward_std": float(formulas.nan_std(total))}
     expected["frac_reward_zero_std"] = float(formulas.zero_std(made.table, s).double().mean())
     for index, name in enumerate(names):
@@ -169,7 +157,6 @@ def history(
 
 
 def same_number(one: Any, two: Any) -> bool:
-    """Equal, or both NaN."""
     return bool(one == two or (isinstance(one, float) and isinstance(two, float) and math.isnan(one) and math.isnan(two)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,7 @@ from seatrial.instruments.shadow.interface import ShadowSettings
 Tensor = Any
 REDUCTIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 """How a clipped loss is summed up over the rows of one optimizer step."""
-KL_TYPES = ("k1", "abs", "k2", "k3", "k3-bounded")
-KL_BOUND, KL_LIMIT = 20.0, 10.0
-"""k3-bounded is made of differences up to the first, and counts up to the second."""
+KL_BOUND, KL_LIMIT = 20.0, 10.0  # k3-bounded is made of differences up to the first, and counts up to the second
 WHITEN_FLOOR = 1e-8
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -28,43 +26,44 @@ CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_ma
 def nan_std(values: Tensor, dim: int | None = None) -> Tensor:
     """Standard deviation with Bessel's correction, without NaN."""
     known = ~torch.isnan(values)
-    kwargs = {} if dim is None else {"dim": dim, "keepdim": True}
-    count = known.sum(**kwargs).to(values.dtype)
-    mean = torch.where(known, values, 0).sum(**kwargs) / count
-    squares = torch.where(known, (values - mean) ** 2, 0).sum(**kwargs)
-    return (squares / (count - 1)).sqrt() if dim is None else (squares / (count - 1)).sqrt().squeeze(dim)
+    over = {} if dim is None else {"dim": dim, "keepdim": True}
+    count = known.sum(**over).to(values.dtype)
+    mean = torch.where(known, values, 0).sum(**over) / count
+    made = (torch.where(known, (values - mean) ** 2, 0).sum(**over) / (count - 1)).sqrt()
+    return made if dim is None else made.squeeze(dim)
 
 
-def total_rewards(rewards: Tensor, weights: Tensor) -> Tensor:
+def total_rewards(rewards: Tensor, settings: ShadowSettings) -> Tensor:
     """Weighted sum over functions [rows, functions], without NaN; NaN where every function gave none."""
-    total = torch.nansum(rewards * weights, dim=1)
+    total = torch.nansum(rewards * torch.tensor(settings.reward_weights, dtype=rewards.dtype), dim=1)
     return torch.where(torch.isnan(rewards).all(1), torch.nan, total)
 
 
-def normalised_total(rewards: Tensor, settings: ShadowSettings) -> Tensor:
-    """Weighted sum of the rewards of each function, each first normalised within its group."""
-    grouped = rewards.view(-1, settings.group, rewards.shape[1])
-    mean = torch.nanmean(grouped, dim=1, keepdim=True)
-    scaled = (grouped - mean) / (nan_std(grouped, 1).unsqueeze(1) + settings.std_floor)
-    return total_rewards(scaled.view(-1, rewards.shape[1]), torch.tensor(settings.reward_weights, dtype=rewards.dtype))
+def compared_rewards(rewards: Tensor, settings: ShadowSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """What advantages are made of, for each row: its total reward, the mean it is compared with, and the spread it may be divided by."""
+    group = settings.group
+    if settings.aggregation == "normalize_then_sum":
+        grouped = rewards.view(-1, group, rewards.shape[1])
+        scaled = (grouped - torch.nanmean(grouped, dim=1, keepdim=True)) / (nan_std(grouped, 1).unsqueeze(1) + settings.std_floor)
+        total = total_rewards(scaled.view(-1, rewards.shape[1]), settings)
+        return total, torch.nanmean(total), nan_std(total).expand(len(total))
+    total = total_rewards(rewards, settings)
+    grouped = total.view(-1, group)
+    mean = torch.nanmean(grouped, 1).repeat_interleave(group)
+    batch = settings.scale == "batch"
+    return total, mean, nan_std(total).expand(len(total)) if batch else nan_std(grouped, 1).repeat_interleave(group)
 
 
 def advantages(rewards: Tensor, settings: ShadowSettings) -> Tensor:
     """Advantages of whole groups, rows in the order of their groups."""
-    weights = torch.tensor(settings.reward_weights, dtype=rewards.dtype)
-    group = settings.group
-    if settings.aggregation == "normalize_then_sum":
-        total = normalised_total(rewards, settings)
-        made = (total - torch.nanmean(total)) / (nan_std(total) + settings.std_floor)
-        return torch.nan_to_num(made, nan=0.0)
-    total = total_rewards(rewards, weights)
-    grouped = total.view(-1, group)
-    made = (grouped - torch.nanmean(grouped, 1, keepdim=True)).view(-1)
-    if settings.scale == "group":
-        made = made / (nan_std(grouped, 1).repeat_interleave(group) + settings.std_floor)
-    elif settings.scale == "batch":
-        made = made / (nan_std(total) + settings.std_floor)
-    return torch.nan_to_num(made, nan=0.0)
+    total, mean, spread = compared_rewards(rewards, settings)
+    divides = settings.aggregation == "normalize_then_sum" or settings.scale in ("group", "batch")
+    return torch.nan_to_num((total - mean) / (spread + settings.std_floor) if divides else total - mean, nan=0.0)
+
+
+def zero_std(rewards: Tensor, settings: ShadowSettings) -> Tensor:
+    """Which rows are in a group (or batch) without spread, but for rounding."""
+    return compared_rewards(rewards, settings)[2] < 1e-6
 
 
 def exact(rewards: Tensor) -> Tensor:
@@ -75,19 +74,18 @@ def exact(rewards: Tensor) -> Tensor:
 def advantage_noise(rewards: Tensor, settings: ShadowSettings, eps: float) -> Tensor:
     """How far rounding in the loop's precision may move each advantage: a small spread enlarges it."""
     error = 16 * eps * max(1.0, float(torch.nan_to_num(rewards).abs().max()))
-    weights, group, floor = torch.tensor(settings.reward_weights, dtype=rewards.dtype), settings.group, settings.std_floor
+    group, floor = settings.group, settings.std_floor
+    spread = torch.nan_to_num(compared_rewards(rewards, settings)[2], nan=0.0)
     if settings.aggregation == "normalize_then_sum":
+        weights = torch.tensor(settings.reward_weights, dtype=rewards.dtype)
         spreads = torch.nan_to_num(nan_std(rewards.view(-1, group, rewards.shape[1]), 1), nan=0.0).unsqueeze(1)
-        whole = torch.nan_to_num(nan_std(normalised_total(rewards, settings)), nan=0.0)
         noise = (error / (spreads + floor) * weights.abs()).sum(-1).expand(-1, group).reshape(-1)
-        return (noise + float(noise.mean())) / (whole + floor)
+        return (noise + float(noise.mean())) / (spread + floor)
     if settings.scale == "none":
         return torch.full((len(rewards),), error, dtype=torch.float64)
-    total = total_rewards(rewards, weights)
+    noise = error / (spread + floor)
     if settings.scale == "batch":
-        return torch.full((len(rewards),), error, dtype=torch.float64) / (torch.nan_to_num(nan_std(total), nan=0.0) + floor)
-    spread = torch.nan_to_num(nan_std(total.view(-1, group), 1), nan=0.0)
-    noise = error / (spread.repeat_interleave(group) + floor)
+        return noise
     return torch.where(zero_std(rewards, settings) & exact(rewards), torch.zeros_like(noise), noise)
 
 
@@ -123,26 +121,29 @@ def whitened(values: Tensor, mask: Tensor) -> Tensor:
     return (values - mean) / (spread + WHITEN_FLOOR).sqrt()
 
 
+KL_ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda gap: gap,
+    "abs": lambda gap: gap.abs(),
+    "k2": lambda gap: 0.5 * gap**2,
+    "k3": lambda gap: (-gap).exp() + gap - 1,
+    "k3-bounded": lambda gap: _bounded_k3((-gap).clamp(-KL_BOUND, KL_BOUND)),
+}
+KL_TYPES = tuple(KL_ESTIMATES)
+
+
+def _bounded_k3(gap: Tensor) -> Tensor:
+    return (gap.exp() - gap - 1).clamp(-KL_LIMIT, KL_LIMIT)
+
+
 def kl_estimate(logps: Tensor, ref: Tensor, kind: str) -> Tensor:
     """An estimate of the KL divergence from the reference, per token; `+` keeps the value and takes the gradient of k2."""
     base = kind.removesuffix("+")
-    gap = logps - ref
-    if base == "k1":
-        made = gap
-    elif base == "abs":
-        made = gap.abs()
-    elif base == "k2":
-        made = 0.5 * gap**2
-    elif base == "k3":
-        made = (-gap).exp() + gap - 1
-    elif base == "k3-bounded":
-        bounded = (-gap).clamp(-KL_BOUND, KL_BOUND)
-        made = (bounded.exp() - bounded - 1).clamp(-KL_LIMIT, KL_LIMIT)
-    else:
+    if base not in KL_ESTIMATES:
         raise ValueError(f"no formula for the KL estimate {kind}")
+    made = KL_ESTIMATES[base](logps - ref)
     if base == kind or base == "k2":
         return made
-    square = 0.5 * gap**2
+    square = KL_ESTIMATES["k2"](logps - ref)
     return square - square.detach() + made.detach()
 
 
@@ -151,19 +152,6 @@ def value_terms(predicted: Tensor, old: Tensor, returns: Tensor, clip: float) ->
     free = (predicted - returns) ** 2
     bounded = (torch.min(torch.max(predicted, old - clip), old + clip) - returns) ** 2
     return 0.5 * torch.max(free, bounded), bounded > free
-
-
-def zero_std(rewards: Tensor, settings: ShadowSettings) -> Tensor:
-    """Which rows are in a group (or batch) without spread, but for rounding."""
-    weights = torch.tensor(settings.reward_weights, dtype=rewards.dtype)
-    group = settings.group
-    if settings.aggregation == "normalize_then_sum":
-        spread = nan_std(normalised_total(rewards, settings)).expand(len(rewards))
-    else:
-        total = total_rewards(rewards, weights)
-        batch = settings.scale == "batch"
-        spread = nan_std(total).expand(len(total)) if batch else nan_std(total.view(-1, group), 1).repeat_interleave(group)
-    return spread < 1e-6
 
 
 def processed(scores: Tensor, prefix: Tensor, mask: Tensor, settings: ShadowSettings, removed: Counter[str]) -> tuple[Tensor, Tensor]:
@@ -237,7 +225,6 @@ def off_policy_mask(advantage: Tensor, logps: Tensor, old: Tensor, mask: Tensor,
 
 
 def entropy_mask(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:
-    """Tokens among the `quantile` share with the highest entropy."""
     known = entropies[mask.bool()].float()
     edge = torch.quantile(known, 1 - quantile)
     return ((entropies * mask).float() >= edge) & mask.bool()
@@ -302,8 +289,7 @@ class Terms:
             self.clipped = bounded * advantage < free * advantage
             if s.dual_clip is not None:
                 policy = torch.where(advantage < 0, torch.min(policy, -s.dual_clip * advantage), policy)
-        self.kept = advantage
-        """Advantages of what was not left out as too far off the policy."""
+        self.kept = advantage  # advantages of what was not left out as too far off the policy
         if s.off_policy_threshold is not None:
             stays = off_policy_mask(advantage, logps, old if said is None else said, mask, s.off_policy_threshold)
             policy, self.kept = policy * stays, advantage * stays
@@ -315,7 +301,6 @@ class Terms:
         self.policy = policy.expand(-1, mask.shape[1]) if policy.shape[1] == 1 and s.loss_type != "luspo" else policy
 
     def is_clipped(self) -> bool:
-        """Whether a token has no gradient because its ratio is clipped."""
         return self.clipped is not None and bool((self.clipped & (self.mask > 0)).any())
 
     def per_row(self, values: Tensor) -> Tensor:
@@ -335,8 +320,7 @@ def masked_mean(parts: Sequence[tuple[Tensor, Tensor]]) -> float:
     return total / max(count, 1.0)
 
 
-BY_TOKENS = ("cispo", "dapo", "vespo")
-"""Loss types that divide by the tokens of the whole generation."""
+BY_TOKENS = ("cispo", "dapo", "vespo")  # loss types that divide by the tokens of the whole generation
 
 
 def reduced(values: Tensor, mask: Tensor, tokens: float, s: ShadowSettings, step_tokens: float = 0.0) -> Tensor:
@@ -372,19 +356,12 @@ def _by_name(values: Tensor, mask: Tensor, tokens: float, s: ShadowSettings) -> 
     return summed.sum() / rows
 
 
-EPS = 1.2e-7
-"""The spacing of fp32 numbers around 1."""
+EPS = 1.2e-7  # the spacing of fp32 numbers around 1
 NO_DECAY = tuple(re.compile(pattern) for pattern in (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"))
 ADAM = ("adamw", "adam")
 OPTIMIZERS = (*ADAM, "sgd", "adagrad", "rmsprop")
 SCHEDULES = (
-    "constant",
-    "constant_with_warmup",
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "inverse_sqrt",
+    *("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"),
     "cosine_with_min_lr",
 )
 
@@ -411,14 +388,13 @@ def rate(step: int, s: ShadowSettings) -> float:
         span = s.schedule_options.get("timescale") or warm or 10_000
         return s.learning_rate / math.sqrt((done + span - warm) / span)
     share = (done - warm) / max(1, total - warm)
-    if s.schedule == "cosine":
-        cycles = s.schedule_options.get("num_cycles", 0.5)
-        return s.learning_rate * max(0.0, 0.5 * (1 + math.cos(math.pi * cycles * 2 * share)))
     if s.schedule == "cosine_with_restarts":
         cycles = s.schedule_options.get("num_cycles", 1)
         return s.learning_rate * (0.0 if share >= 1 else max(0.0, 0.5 * (1 + math.cos(math.pi * ((cycles * share) % 1.0)))))
-    if s.schedule == "cosine_with_min_lr":
-        low = s.schedule_options.get("min_lr_rate", s.schedule_options.get("min_lr", 0.0) / s.learning_rate)
+    if s.schedule in ("cosine", "cosine_with_min_lr"):
+        low = 0.0
+        if s.schedule == "cosine_with_min_lr":
+            low = s.schedule_options.get("min_lr_rate", s.schedule_options.get("min_lr", 0.0) / s.learning_rate)
         cycles = s.schedule_options.get("num_cycles", 0.5)
         return s.learning_rate * max(0.0, 0.5 * (1 + math.cos(math.pi * cycles * 2 * share)) * (1 - low) + low)
     if s.schedule == "polynomial":
@@ -449,8 +425,7 @@ class Moments:
     def __init__(self, settings: ShadowSettings, norms: Container[str] = ()) -> None:
         self.settings, self.norms = settings, norms
         self.state: dict[str, dict[str, Any]] = {}
-        self.slack: dict[str, Any] = {}
-        """What rounding in fp32 may change of each weight, where a gradient and a decay nearly cancel."""
+        self.slack: dict[str, Any] = {}  # what rounding in fp32 may change of each weight, where a gradient and a decay nearly cancel
 
     def decays(self, name: str, dimensions: int) -> bool:
         """Whether weight decay applies to a parameter, by the rule of `Settings.decays`: `named` also knows norms as layers of torch."""
@@ -462,7 +437,6 @@ class Moments:
         return plain not in self.norms and not any(pattern.search(name.lower()) for pattern in NO_DECAY)
 
     def step(self, weights: Mapping[str, Any], gradients: Mapping[str, Any], lr: float) -> dict[str, Any]:
-        """The weights after one step."""
         return {name: self._one(name, weights[name].double(), gradients[name].double(), lr) for name in gradients}
 
     def _one(self, name: str, weight: Any, gradient: Any, lr: float) -> Any:
@@ -484,18 +458,14 @@ class Moments:
                 gradient = gradient + momentum * kept["buffer"] if options.get("nesterov") else kept["buffer"]
             self.slack[name] = lost
             return weight - lr * gradient
-        if s.optimizer == "adagrad":
-            kept["sum"] = kept.get("sum", torch.zeros_like(weight)) + gradient**2
-            below = kept["sum"].sqrt() + float(options.get("eps", 1e-10))
-            self.slack[name] = lost / below
-            return weight - lr * gradient / below
-        if s.optimizer == "rmsprop":
-            alpha = float(options.get("alpha", 0.99))
-            kept["square"] = alpha * kept.get("square", torch.zeros_like(weight)) + (1 - alpha) * gradient**2
-            below = kept["square"].sqrt() + float(options.get("eps", 1e-8))
-            self.slack[name] = lost / below
-            return weight - lr * gradient / below
-        raise ValueError(f"no formula for the optimizer {s.optimizer}")
+        if s.optimizer not in ("adagrad", "rmsprop"):
+            raise ValueError(f"no formula for the optimizer {s.optimizer}")
+        alpha = float(options.get("alpha", 0.99))
+        old, new, eps = (1.0, 1.0, 1e-10) if s.optimizer == "adagrad" else (alpha, 1 - alpha, 1e-8)
+        kept["square"] = old * kept.get("square", torch.zeros_like(weight)) + new * gradient**2
+        below = kept["square"].sqrt() + float(options.get("eps", eps))
+        self.slack[name] = lost / below
+        return weight - lr * gradient / below
 
     def _adam(self, kept: dict[str, Any], weight: Any, gradient: Any, lr: float, decay: float) -> Any:
         s = self.settings

@@ -45,24 +45,16 @@ class ShadowSettings:
     shuffle: bool = True
     seeded_order: bool = False
     """Whether each epoch is `torch.randperm` of a generator with the seed, and what fills no generation is left out."""
-    group: int = 8
-    """Completions per prompt."""
-    micro_batch: int = 8
-    """Rows of one forward pass of one process."""
-    accumulation: int = 1
-    """Forward passes per optimizer step."""
-    partial: bool = False
-    """Whether the last optimizer step of an epoch takes what forward passes are left."""
-    splits: int = 1
-    """Micro-batches that one generation is cut into."""
-    iterations: int = 1
-    """How often each generation is used."""
-    mixes_rows: bool = False
-    """Whether the rows of a generation are shuffled before they are cut into micro-batches."""
+    group: int = 8  # completions per prompt
+    micro_batch: int = 8  # rows of one forward pass of one process
+    accumulation: int = 1  # forward passes per optimizer step
+    partial: bool = False  # whether the last optimizer step of an epoch takes what forward passes are left
+    splits: int = 1  # micro-batches that one generation is cut into
+    iterations: int = 1  # how often each generation is used
+    mixes_rows: bool = False  # whether the rows of a generation are shuffled before they are cut into micro-batches
     free_split: bool = False
     """Whether an optimizer step may be cut into micro-batches of any size: `micro_batch * accumulation` rows in all."""
-    arrival: bool = False
-    """Whether the prompts of one generation may come in any order, because several are generated at once."""
+    arrival: bool = False  # whether the prompts of one generation may come in any order, because several are generated at once
     # sampling
     temperature: float = 1.0
     top_k: int = 0
@@ -71,56 +63,41 @@ class ShadowSettings:
     repetition_penalty: float = 1.0
     processors: str = "transformers"
     """Whose law scores are processed by: that of `transformers` or `vllm`, the `temperature` only, or `none` of them."""
-    suppressed: tuple[int, ...] = ()
-    """Tokens that are never drawn: a placeholder of a picture is none of the model's words."""
+    suppressed: tuple[int, ...] = ()  # tokens that are never drawn: a placeholder of a picture is none of the model's words
     max_tokens: int = 512
     # reward and advantage
     reward_weights: tuple[float, ...] = (1.0,)
     aggregation: str = "sum_then_normalize"
     scale: str = "group"
-    std_floor: float = 1e-4
-    """Added to the standard deviation that advantages are divided by."""
-    estimator: str = "group"
-    """Of advantages: `group` compares the completions of one prompt, `gae` needs a critic."""
+    std_floor: float = 1e-4  # added to the standard deviation that advantages are divided by
+    estimator: str = "group"  # of advantages: `group` compares the completions of one prompt, `gae` needs a critic
     gamma: float = 1.0
     lam: float = 1.0
-    reward_beta: float = 0.0
-    """Weight of the KL penalty that is taken from the reward of each token."""
+    reward_beta: float = 0.0  # weight of the KL penalty that is taken from the reward of each token
     reward_kl: str = "k1"
     # loss
-    loss_type: str = "dapo"
-    """A loss with a reduction of its own, or how a clipped loss is reduced: one of `formulas.REDUCTIONS`."""
-    loss_scale: float | None = None
-    """Divides `seq-mean-token-sum-norm`; None takes the longest completion of the micro-batch."""
+    loss_type: str = "dapo"  # A loss with a reduction of its own, or how a clipped loss is reduced: one of `formulas.REDUCTIONS`
+    loss_scale: float | None = None  # divides `seq-mean-token-sum-norm`; None takes the longest completion of the micro-batch
     epsilon_low: float = 0.2
     epsilon_high: float = 0.2
     delta: float | None = None
-    dual_clip: float | None = None
-    """With a negative advantage the ratio counts as at most this."""
+    dual_clip: float | None = None  # with a negative advantage the ratio counts as at most this
     beta: float = 0.0
-    kl_type: str = "k3"
-    """Estimator of the KL term; a `+` at its end takes the gradient of k2."""
-    value_clip: float | None = None
-    """Of a critic: how far a value may move from the old one."""
+    kl_type: str = "k3"  # estimator of the KL term; a `+` at its end takes the gradient of k2
+    value_clip: float | None = None  # of a critic: how far a value may move from the old one
     kl_correction: bool = True
-    level: str = "token"
-    """Of the importance ratio: token or sequence."""
+    level: str = "token"  # of the importance ratio: token or sequence
     mask_truncated: bool = False
-    quantile: float = 1.0
-    """Share of tokens with the highest entropy that the loss is made of."""
+    quantile: float = 1.0  # share of tokens with the highest entropy that the loss is made of
     entropy_coef: float = 0.0
     off_policy_threshold: float | None = None
     correction: str | None = None
     """How the loss makes up for a generator whose probabilities are not quite the policy's: one of `formulas.CORRECTIONS`."""
     correction_bounds: tuple[float, float] = (-math.inf, math.inf)
-    sapo: tuple[float, float] = (1.0, 1.05)
-    """Temperatures for positive and negative advantages."""
-    vespo: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0)
-    """k and lambda for positive, then for negative advantages."""
-    router_coef: float | None = None
-    """Weight of a MoE model's load-balancing loss; None takes the model's own."""
-    sync_steps: int | None = None
-    """The reference takes in the policy every so many steps; None: never."""
+    sapo: tuple[float, float] = (1.0, 1.05)  # temperatures for positive and negative advantages
+    vespo: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0)  # k and lambda for positive, then for negative advantages
+    router_coef: float | None = None  # weight of a MoE model's load-balancing loss; None takes the model's own
+    sync_steps: int | None = None  # the reference takes in the policy every so many steps; None: never
     sync_alpha: float = 0.6
     # update
     max_grad_norm: float = 1.0
@@ -134,23 +111,17 @@ class ShadowSettings:
     optimizer_options: Mapping[str, float | str | bool] = field(default_factory=dict)
     schedule: str = "linear"
     warmup: int = 0
-    rate_per_round: bool = False
-    """Whether the schedule advances once per generation, and not with every optimizer step."""
+    rate_per_round: bool = False  # whether the schedule advances once per generation, and not with every optimizer step
     schedule_options: Mapping[str, float] = field(default_factory=dict)
     lora: Lora | None = None
-    merges: bool = False
-    """Whether adapters are merged for another generator and taken out again, which rounds the frozen weights."""
-    critic: ShadowSettings | None = None
-    """What the critic is trained with, where there is one."""
-    unsupported: Mapping[str, str] = field(default_factory=dict)
-    """Stage to the reason why it cannot be recomputed."""
+    merges: bool = False  # whether adapters are merged for another generator and taken out again, which rounds the frozen weights
+    critic: ShadowSettings | None = None  # what the critic is trained with, where there is one
+    unsupported: Mapping[str, str] = field(default_factory=dict)  # stage to the reason why it cannot be recomputed
 
     def rows(self) -> int:
-        """Completions of one generation, over all processes."""
         return self.micro_batch * self.splits * self.world
 
     def prompts(self) -> int:
-        """Distinct prompts of one generation."""
         return self.rows() // self.group
 
     def steps_per_round(self) -> int:
@@ -158,7 +129,6 @@ class ShadowSettings:
         return max(1, self.splits * self.iterations // self.accumulation)
 
     def passes(self, prompts: int) -> int:
-        """Forward passes of one epoch of so many prompts."""
         return prompts // self.prompts() * self.splits * self.iterations
 
     def is_split(self) -> bool:
@@ -170,23 +140,18 @@ class ShadowSettings:
 class World:
     """What the shadow knows beside the settings: the dataset, the tokenizer, the rewards, the model's files."""
 
-    prompts: Sequence[Sequence[int]]
-    """Token ids of each dataset row."""
+    prompts: Sequence[Sequence[int]]  # token ids of each dataset row
     rewards: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], Sequence[float | None]]]
     """Reward functions, given completions and dataset rows."""
     model: Path
     eos: tuple[int, ...]
     pad: int
-    loop: str = ""
-    """The package of the loop."""
+    loop: str = ""  # the package of the loop
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the packages whose laws and metrics are known: a run of the same version follows each of them."""
-    texts: Sequence[str] = ()
-    """The prompt of each dataset row, where reward functions are given it."""
-    decode: Callable[[Sequence[int]], str] = lambda _: ""
-    """The text of a completion, as reward functions are given it."""
-    pictures: Tensor = None
-    """Pixel values of each dataset row, where prompts have a picture."""
+    texts: Sequence[str] = ()  # the prompt of each dataset row, where reward functions are given it
+    decode: Callable[[Sequence[int]], str] = lambda _: ""  # the text of a completion, as reward functions are given it
+    pictures: Tensor = None  # pixel values of each dataset row, where prompts have a picture
     layout: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None = None
     """Makes the release's tensors of recorded ones, where the loop fuses or renames them."""
 
@@ -205,12 +170,9 @@ class Knob:
 
     stage: str
     default: Any
-    neutral: tuple[Any, ...] = ()
-    """Values without an effect."""
-    exercised_by: str = ""
-    """The shadow's counter that must not be zero for the setting to have had an effect."""
-    only: str = ""
-    """What alone reads it, in the loop's own words: a loss type, an advantage estimator. Nothing: each."""
+    neutral: tuple[Any, ...] = ()  # values without an effect
+    exercised_by: str = ""  # the shadow's counter that must not be zero for the setting to have had an effect
+    only: str = ""  # what alone reads it, in the loop's own words: a loss type, an advantage estimator. Nothing: each.
 
     def status(self, value: Any, found: Mapping[str, Any], exercised: Mapping[str, int], read: bool = True) -> str:
         """What the findings on a run say of the setting; `read` is false where nothing of the run reads it."""
@@ -234,8 +196,6 @@ STAGES = (
 
 
 class Diverged(Exception):
-    """A stage whose recorded value is not the recomputed one."""
-
     def __init__(self, stage: str, what: str, expected: Any, found: Any, **where: Any) -> None:
         super().__init__(f"{stage}: {what}")
         self.stage, self.what, self.expected, self.found, self.where = stage, what, expected, found, where
@@ -246,17 +206,13 @@ class StageFinding:
     """How one stage stands after a whole run."""
 
     stage: str
-    compared: int = 0
-    """Values compared."""
-    worst: float = 0.0
-    """Largest deviation, as a share of what is allowed."""
-    unproven: str = ""
-    """Why it could not be recomputed."""
+    compared: int = 0  # values compared
+    worst: float = 0.0  # largest deviation, as a share of what is allowed
+    unproven: str = ""  # why it could not be recomputed
     notes: list[str] = field(default_factory=list)
 
 
 def shown(value: Any) -> str:
-    """A value in a message."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else f"{value:.6g}"
     if hasattr(value, "tolist"):
@@ -269,15 +225,12 @@ def shown(value: Any) -> str:
 
 @dataclass
 class Findings:
-    """All stages of a run."""
-
     stages: dict[str, StageFinding] = field(default_factory=lambda: {name: StageFinding(name) for name in STAGES})
     divergence: dict[str, Any] | None = None
     knobs: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
 
     def count(self, stage: str, values: int, worst: float = 0.0) -> None:
-        """Note so many values as compared and met."""
         entry = self.stages[stage]
         entry.compared += values
         entry.worst = max(entry.worst, worst)
@@ -291,7 +244,6 @@ class Findings:
             self.divergence = entry
 
     def to_json(self) -> dict[str, Any]:
-        """For shadow.json."""
         return {
             "schema_version": 1,
             "steps": self.steps,

@@ -7,7 +7,7 @@ KL terms (`weights`), then by changed weights of single tokens, one family of we
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
@@ -30,12 +30,9 @@ LOGPS = (
     ("ref_per_token_logps", "reference", "reference log-probability"),
 )
 """The reference last: where the policy's are wrong, too, both come from the same wrong forward pass."""
-BINS = 32
-"""Classes of ratios that a wrong clip is looked for in."""
-LAST = 12
-"""Tensors whose gradients are fitted by token weights."""
-EXPLAINED = 0.3
-"""A family of token weights names its stage if it leaves at most this share of the deviation unexplained."""
+BINS = 32  # classes of ratios that a wrong clip is looked for in
+LAST = 12  # tensors whose gradients are fitted by token weights
+EXPLAINED = 0.3  # A family of token weights names its stage if it leaves at most this share of the deviation unexplained
 STAGE_OF = {"kl": "kl", "entropy": "loss"}
 NAME_OF = {"kl": "KL", "entropy": "entropy"}
 
@@ -81,37 +78,50 @@ def advantages_off(part: MicroBatch, s: ShadowSettings) -> tuple[int, int] | Non
 def inputs(part: MicroBatch, index: int, s: ShadowSettings) -> None:
     """Raise Diverged at the first advantage, log-probability or mask of the trainer that is not ours."""
     made, rows, trainer = part.round, part.rows, part.trainer
-    mask = made.mask[rows]
-    theirs = trainer.get("completion_mask")
-    if theirs is not None and trainer.get("tool_mask") is not None:
-        theirs = theirs * trainer["tool_mask"]
-    if theirs is not None and (theirs.shape[1] != mask.shape[1] or not torch.equal(theirs.long(), mask)):
-        theirs = widened(theirs.long(), mask)
-    if theirs is not None and not torch.equal(theirs.long(), mask):
-        row, position = (int(value) for value in (theirs.long() != mask).nonzero()[0])
-        raise Diverged("mask", "loss mask", int(mask[row, position]), int(theirs[row, position]), row=rows[row], position=position)
+    _mask(part, Diverged)
     place = advantages_off(part, s)
     if place is not None:
         row, position = place
-        own_value, got_value = made.advantages[rows[row]], trainer["advantages"][row]
-        if own_value.dim():
-            own_value = own_value[position]
-        if got_value.dim():
-            got_value = got_value[position]
-        raise Diverged("advantage", "an advantage", own_value, got_value, row=rows[row])
-    own = {"ref_per_token_logps": made.ref, "old_per_token_logps": made.old, "sampling_per_token_logps": made.said}
-    own["importance_sampling_ratio"] = made.correction
-    for name, stage, what in LOGPS:
-        mine = part.own_logps if name == "logps" else own[name][rows] if own[name] is not None else None
-        theirs = trainer.get(name)
-        if mine is None or theirs is None:
+        own, got = (value[position] if value.dim() else value for value in (made.advantages[rows[row]], trainer["advantages"][row]))
+        raise Diverged("advantage", "an advantage", own, got, row=rows[row])
+    known = {"ref_per_token_logps": made.ref, "old_per_token_logps": made.old, "sampling_per_token_logps": made.said}
+    known["importance_sampling_ratio"] = made.correction
+    ours = {"logps": part.own_logps, **{name: value[rows] for name, value in known.items() if value is not None}}
+    _values(part, index, ((name, stage, what, ours.get(name)) for name, stage, what in LOGPS), Diverged)
+
+
+def value_inputs(part: MicroBatch, index: int, diverged: Callable[..., Diverged]) -> None:
+    """Raise Diverged at the first value, return or mask of the critic's trainer that is not ours."""
+    _mask(part, diverged)
+    values, returns = (table[part.rows] for table in (part.round.values, part.round.returns))
+    named = (("values", "value", "an old value", values), ("returns", "advantage", "a return", returns))
+    _values(part, index, (*named, ("predicted", "value", "a value in the loss", part.values)), diverged)
+
+
+def _mask(part: MicroBatch, diverged: Callable[..., Diverged]) -> None:
+    mask, theirs = part.round.mask[part.rows], part.trainer.get("completion_mask")
+    if theirs is None:
+        return
+    if part.trainer.get("tool_mask") is not None:
+        theirs = theirs * part.trainer["tool_mask"]
+    theirs = widened(theirs.long(), mask)
+    if not torch.equal(theirs, mask):
+        row, position = (int(value) for value in (theirs != mask).nonzero()[0])
+        raise diverged("mask", "loss mask", int(mask[row, position]), int(theirs[row, position]), row=part.rows[row], position=position)
+
+
+def _values(part: MicroBatch, index: int, named: Iterable[tuple[str, str, str, Tensor]], diverged: Callable[..., Diverged]) -> None:
+    """Compare what the trainer has per token with ours: its name, stage, what it is, our values (None: not known)."""
+    mask = part.round.mask[part.rows]
+    for name, stage, what, own in named:
+        if own is None or part.trainer.get(name) is None:
             continue
-        width = min(mine.shape[1], theirs.shape[1])
-        off = (mine[:, :width] - theirs[:, :width].double()).abs() * mask[:, :width]
+        theirs = widened(part.trainer[name].double(), own)
+        off = (own - theirs).abs() * mask[:, : own.shape[1]]
         if not float(off.max()) <= 1e-3:
-            row, position = divmod(int(torch.nan_to_num(off, nan=math.inf).argmax()), width)
-            where = {"row": rows[row], "position": position}
-            raise Diverged(stage, f"{what} (micro-batch {index + 1})", mine[row, position], theirs[row, position], **where)
+            row, position = divmod(int(torch.nan_to_num(off, nan=math.inf).argmax()), own.shape[1])
+            at = {"row": part.rows[row], "position": position}
+            raise diverged(stage, f"{what} (micro-batch {index + 1})", own[row, position], theirs[row, position], **at)
 
 
 def rewards(made: Round) -> None:
@@ -126,44 +136,16 @@ def rewards(made: Round) -> None:
         raise Diverged("reward", what, made.table[row, column], taken[row, column], row=row)
 
 
-def value_inputs(part: MicroBatch, index: int, diverged: Callable[..., Diverged]) -> None:
-    """Raise Diverged at the first value, return or mask of the critic's trainer that is not ours."""
-    made, rows, trainer = part.round, part.rows, part.trainer
-    mask = made.mask[rows]
-    theirs = trainer.get("completion_mask")
-    if theirs is not None and not torch.equal(widened(theirs.long(), mask), mask):
-        row, position = (int(value) for value in (widened(theirs.long(), mask) != mask).nonzero()[0])
-        raise diverged("mask", "loss mask", int(mask[row, position]), int(theirs[row, position]), row=rows[row], position=position)
-    named = (("values", "value", made.values[rows]), ("returns", "advantage", made.returns[rows]), ("predicted", "value", part.values))
-    for name, stage, own in named:
-        if name not in trainer:
-            continue
-        off = (own - widened(trainer[name].double(), own)).abs() * mask
-        if not float(off.max()) <= 1e-3:
-            row, position = divmod(int(torch.nan_to_num(off, nan=math.inf).argmax()), own.shape[1])
-            what = {"values": "an old value", "returns": "a return", "predicted": "a value in the loss"}[name]
-            at = {"row": rows[row], "position": position}
-            raise diverged(stage, f"{what} (micro-batch {index + 1})", own[row, position], trainer[name][row, position], **at)
-
-
 @dataclass(frozen=True)
 class WrongStage:
-    """A gradient that is not ours."""
-
     batch: Sequence[MicroBatch]
-    expected: Gradient
-    """Ours, before clipping."""
-    seen: Gradient
-    """What the optimizer saw, after clipping: whole tensors, or samples."""
-    accumulated: Mapping[str, float]
-    """The norm of each tensor's gradient before clipping, where one process sees all of it."""
+    expected: Gradient  # ours, before clipping
+    seen: Gradient  # what the optimizer saw, after clipping: whole tensors, or samples
+    accumulated: Mapping[str, float]  # the norm of each tensor's gradient before clipping, where one process sees all of it
     norm: float
-    clip: float
-    """Ours: what clipping multiplies the gradient by."""
-    tensor: str
-    """The one that is off most."""
-    same_norms: bool
-    """Whether the norms before clipping are ours, as far as they are known."""
+    clip: float  # ours: what clipping multiplies the gradient by
+    tensor: str  # the one that is off most
+    same_norms: bool  # whether the norms before clipping are ours, as far as they are known
     settings: ShadowSettings
     diverged: Callable[..., Diverged] = Diverged
 
@@ -175,12 +157,10 @@ class WrongStage:
 
     @cached_property
     def after(self) -> float:
-        """The norm of what was recorded after clipping."""
         return math.sqrt(sum(float((value.double() ** 2).sum()) for value in self.seen.values()))
 
     @cached_property
     def got(self) -> Gradient:
-        """The trainer's, before clipping."""
         before = math.sqrt(sum(value**2 for value in self.accumulated.values()))
         whole = all(value.shape == self.expected[name].shape for name, value in self.seen.items())
         scale = before / self.after if before and self.after and whole and self.settings.world == 1 else 1 / self.clip
@@ -325,12 +305,10 @@ def _families(wrong: WrongStage) -> dict[str, list[Tensor]]:
 
 
 def _last(mask: Tensor) -> Tensor:
-    """The last token of each row."""
     return mask * (mask.cumsum(1) == mask.sum(1, keepdim=True))
 
 
 def _token_weights(part: MicroBatch, wrong: WrongStage) -> Tensor:
-    """The weight of each token's log-probability in our loss."""
     terms, made, s = part.terms, part.round, wrong.settings
     together = float(sum(int(each.round.mask[each.rows].sum()) for each in wrong.batch))
     logps = part.own_logps.clone().requires_grad_(True)

@@ -1,8 +1,7 @@
 """One trained model of a run: its independent forward pass, the gradient that its optimizer saw, and the update.
 
 The forward pass is a pinned transformers release in fp64 or fp32, with weights that the record gives. Adapters are applied by their
-formula, not by PEFT: the weight of an adapted layer becomes W + scale * B A (DoRA: its columns scaled to the learned magnitude), and
-gradients flow back to A and B.
+formula, not by PEFT, and gradients flow back to their factors.
 """
 
 from __future__ import annotations
@@ -34,32 +33,25 @@ class ShadowPolicy:
     """A model of the pinned release, without weights of its own."""
 
     def __init__(self, path: Path, dtype: Any, lora: Lora | None, critic: bool = False, layout: Layout | None = None) -> None:
-        from transformers import (
-            CONFIG_MAPPING,
-            AutoConfig,
-            AutoModelForCausalLM,
-            AutoModelForImageTextToText,
-            AutoModelForTokenClassification,
-            __version__,
-        )
+        import transformers
         from transformers.pytorch_utils import Conv1D
 
         kind = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
-        if kind not in CONFIG_MAPPING:
-            raise UnknownArchitectureError(f"transformers {__version__} does not know the architecture {kind!r}")
-        config = AutoConfig.from_pretrained(path, **({"num_labels": 1, "classifier_dropout": 0.0} if critic else {}))
+        if kind not in transformers.CONFIG_MAPPING:
+            raise UnknownArchitectureError(f"transformers {transformers.__version__} does not know the architecture {kind!r}")
+        config = transformers.AutoConfig.from_pretrained(path, **({"num_labels": 1, "classifier_dropout": 0.0} if critic else {}))
         text = config.get_text_config()
         self.has_router = hasattr(text, "output_router_logits")
         how = {"attn_implementation": "sdpa"}  # eager attention gives NaN for padding in fp64
         if self.has_router:
             how["experts_implementation"] = "eager"  # the grouped product knows no fp64
-        written = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-        made = AutoModelForTokenClassification if critic else written
-        self.model = made.from_pretrained(path, dtype=dtype, config=config, **how).eval()
+        made = "ImageTextToText" if hasattr(config, "vision_config") else "CausalLM"
+        made = "TokenClassification" if critic else made
+        self.model = getattr(transformers, f"AutoModelFor{made}").from_pretrained(path, dtype=dtype, config=config, **how).eval()
         self.head = tuple(name for name, _ in self.model.named_parameters() if critic and not name.startswith(self.model.base_model_prefix))
         """Parameters that no file holds: a critic's head is new."""
         self.model.requires_grad_(False)
-        self.transposed = Conv1D
+        self.linear = (torch.nn.Linear, Conv1D)
         self.turned = {name for name, module in self.model.named_modules() if isinstance(module, Conv1D)}
         if layout is not None:
             # An engine of its own trains the row of the padding token where one was sampled; transformers leaves that row out.
@@ -68,18 +60,15 @@ class ShadowPolicy:
         self.router_coef = float(getattr(text, "router_aux_loss_coef", 0.0)) if self.has_router else 0.0
 
     def files(self) -> dict[str, Tensor]:
-        """The weights of the files, by the release's own names."""
         return {name: value.detach() for name, value in self.model.named_parameters() if name not in self.head}
 
     def linear_layers(self) -> list[str]:
         """Names of the layers that `all-linear` means: every linear layer but the head, transposed ones (GPT-2) among them."""
         head = self.model.get_output_embeddings()
-        kinds = (torch.nn.Linear, self.transposed)
-        linear = (name for name, module in self.model.named_modules() if isinstance(module, kinds) and module is not head)
+        linear = (name for name, module in self.model.named_modules() if isinstance(module, self.linear) and module is not head)
         return [name for name in linear if f"{name}.weight" not in self.head]
 
     def norms(self) -> set[str]:
-        """Parameters of torch's own layer norms."""
         return set(layer_norms(self.model))
 
     def dropout(self) -> str:
@@ -120,7 +109,6 @@ class ShadowPolicy:
         return made
 
     def forward(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, positions: Tensor | None = None, **extra: Any) -> Any:
-        """The model's output, with logits in this policy's precision."""
         given = {"input_ids": ids, "attention_mask": mask, "use_cache": False, **extra}
         if positions is not None:
             given["position_ids"] = positions
@@ -136,23 +124,17 @@ def completion_terms(output: Any, ids: Tensor, width: int, temperature: float) -
 
 
 def token_values(output: Any, width: int) -> Tensor:
-    """What a critic expects before each of the last `width` tokens."""
     return output.logits[:, -width - 1 : -1, 0]
 
 
 EPS = formulas.EPS
-SLACK = 20.0
-"""How much larger than the shadow's own fp32 error a deviation may be."""
+SLACK = 20.0  # how much larger than the shadow's own fp32 error a deviation may be
 FORWARD = ("sampling", "value", "advantage", "reference", "logprob", "ratio", "kl", "loss", "gradient", "clip", "logging")
 """Stages that need the model's own forward pass to be recomputed."""
-FLOOR = 1e-5
-"""Relative deviation of a gradient that is always allowed."""
-TINY = 1e-3
-"""The share of the largest gradient so far that a deviation may be measured by."""
-NOISY = 1e-3
-"""The relative fp32 error of a gradient above which losses and metrics of a step are not compared."""
-ROUNDING = 1e-6
-"""Of the largest weight of a tensor: how far merging an adapter and taking it out again may move a weight."""
+FLOOR = 1e-5  # relative deviation of a gradient that is always allowed
+TINY = 1e-3  # the share of the largest gradient so far that a deviation may be measured by
+NOISY = 1e-3  # the relative fp32 error of a gradient above which losses and metrics of a step are not compared
+ROUNDING = 1e-6  # of the largest weight of a tensor: how far merging an adapter and taking it out again may move a weight
 
 
 class Network:
@@ -168,8 +150,7 @@ class Network:
         layout: Layout | None = None,
     ) -> None:
         self.s, self.found, self.where = settings, found, dict(where or {})
-        self.release = True
-        """Whether the release knows the architecture."""
+        self.release = True  # whether the release knows the architecture
         try:
             self.policy = ShadowPolicy(model, torch.float64, settings.lora, critic, layout)
             self.single = ShadowPolicy(model, torch.float32, settings.lora, critic, layout)
@@ -178,42 +159,31 @@ class Network:
             self.unproven(dict.fromkeys(("weights", *FORWARD), f"{error}: no independent forward pass is possible"))
         self.moments = formulas.Moments(settings, self.policy.norms() if self.release else set())
         self.weights: dict[str, Tensor] = {}
-        self.kept: dict[str, Tensor] = {}
-        """The weights as they are recorded: of a large model, samples."""
-        self.left: Mapping[str, str] = {}
-        """Hashes of the weights that the last step left, where not all of them are recorded whole."""
-        self.known = True
-        """Whether every weight is known: those of a large model are until its first update."""
+        self.kept: dict[str, Tensor] = {}  # the weights as they are recorded: of a large model, samples
+        self.left: Mapping[str, str] = {}  # hashes of the weights that the last step left, where not all of them are recorded whole
+        self.known = True  # whether every weight is known: those of a large model are until its first update
         self.reference: dict[str, Tensor] = {}
         self.trainable: list[str] = []
         self.batch: list[MicroBatch] = []
-        self.gap: dict[str, float] = {}
-        """The shadow's own fp32 error of each gradient."""
-        self.largest = 0.0
-        """The largest norm of a gradient so far."""
-        self.noisy = False
-        """Whether fp32 rounds so much at this step that its values say little."""
+        self.gap: dict[str, float] = {}  # the shadow's own fp32 error of each gradient
+        self.largest = 0.0  # the largest norm of a gradient so far
+        self.noisy = False  # whether fp32 rounds so much at this step that its values say little
         self.steps = 0
-        self.own_law = False
-        """Whether the loop is of the version whose laws are known."""
+        self.own_law = False  # whether the loop is of the version whose laws are known
         if self.release and self.policy.dropout():
             self.unproven(dict.fromkeys(FORWARD, f"{self.policy.dropout()} of the model is random"))
 
     def diverged(self, stage: str, what: str, expected: Any, got: Any, **where: Any) -> Diverged:
-        """A divergence of this model."""
         return Diverged(stage, what, expected, got, **{**where, **self.where})
 
     def proves(self, stage: str) -> bool:
-        """Whether a stage is to be proven."""
         return not self.found.stages[stage].unproven
 
     def unproven(self, reasons: Mapping[str, str]) -> None:
-        """Note stages that cannot be recomputed."""
         for stage, reason in reasons.items():
             self.found.stages[stage].unproven = reason
 
     def arguments(self, policy: ShadowPolicy, weights: Mapping[str, Tensor] | None = None, adapted: bool = True) -> dict[str, Tensor]:
-        """Weights for a forward pass of `policy`; this model's, unless others are given."""
         named = self.weights if weights is None else weights
         return policy.arguments({name: value.to(policy.dtype) for name, value in named.items()}, adapted)
 
@@ -267,7 +237,6 @@ class Network:
         return made
 
     def same(self, left: Mapping[str, Tensor], right: Mapping[str, Tensor], rank: int, what: str) -> None:
-        """Two ranks hold the same tensors."""
         for name, value in left.items():
             if name not in right or not torch.equal(value, right[name]):
                 raise self.diverged("gradient", f"{what} on all ranks", "equal bits", f"rank {rank} has others", tensor=name)
@@ -299,11 +268,8 @@ class Network:
         parts = ("lora_A", "lora_B", *(["lora_magnitude_vector"] if lora.dora else []))
         asked = {f"base_model.model.{layer}.{part}" for layer in layers for part in parts}
         trained = self.policy.renamed({name: self.weights[name] for name in self.trainable})
-        names = {
-            f"base_model.model.{name.removeprefix('base_model.model.').removesuffix('.weight').removesuffix('.default')}"
-            for name in trained
-            if name not in self.policy.head
-        }
+        plain = (name.removeprefix("base_model.model.") for name in trained if name not in self.policy.head)
+        names = {f"base_model.model.{name.removesuffix('.weight').removesuffix('.default')}" for name in plain}
         if names != asked:
             odd = sorted(names ^ asked)
             raise self.diverged("weights", "trainable parameters", f"{len(asked)} tensors", f"{len(names)} tensors", tensor=odd[0])
@@ -316,24 +282,21 @@ class Network:
 
     def _adapters_start(self) -> None:
         """The first factor of a new adapter is drawn evenly from a range that its width gives (PEFT's default)."""
-        drawn: dict[str, str] = {}
+        what, drawn = "the first factor of a new adapter", dict[str, str]()
         for name, value in self.weights.items():
             if ".lora_A." not in name:
                 continue
             twin = drawn.setdefault(fingerprint.tensor_hash(value), name)
             if twin != name:
-                raise self.diverged("weights", "the first factor of a new adapter", "a draw of its own", f"that of {twin}", tensor=name)
+                raise self.diverged("weights", what, "a draw of its own", f"that of {twin}", tensor=name)
             bound, flat = 1 / math.sqrt(value.shape[1]), value.double().flatten()
             mean, square = Sum(), Sum()
             mean.add(flat, torch.full_like(flat, bound**2 / 3), bound)
             square.add(flat**2 - bound**2 / 3, torch.full_like(flat, bound**4 * 4 / 45), bound**2)
-            score = max(abs(mean.score()), abs(square.score()))
+            score, largest = max(abs(mean.score()), abs(square.score())), float(flat.abs().max())
             varied = value.dtype != torch.float32 or len(flat.unique()) > len(flat) // 2
-            if not (score <= LIMIT and float(flat.abs().max()) <= bound * 1.01 and varied):
-                what, found = (
-                    "the first factor of a new adapter",
-                    f"mean {shown(float(flat.mean()))}, largest {shown(float(flat.abs().max()))}",
-                )
+            if not (score <= LIMIT and largest <= bound * 1.01 and varied):
+                found = f"mean {shown(float(flat.mean()))}, largest {shown(largest)}"
                 raise self.diverged("weights", what, f"evenly drawn within {bound:.6g}", found, tensor=name)
             self.found.count("weights", 1, score / LIMIT)
 
@@ -344,9 +307,8 @@ class Network:
         own = self.policy.arguments(self.weights)
         for name, value in ShadowPolicy(directory, torch.float32, None).files().items():
             if name in own and not torch.equal(own[name].float(), value):
-                raise self.diverged(
-                    "weights", "saved weights, as the release loads them", "those after the last step", "others", tensor=name
-                )
+                what = "saved weights, as the release loads them"
+                raise self.diverged("weights", what, "those after the last step", "others", tensor=name)
         self.found.count("weights", len(own))
 
     # the step
@@ -428,7 +390,6 @@ class Network:
         return name_of
 
     def schedule(self, groups: Iterable[Mapping[str, Any]], rate: float) -> None:
-        """Every group has the learning rate of this step."""
         for group in groups:
             if not math.isclose(group["lr"], rate, rel_tol=1e-6, abs_tol=1e-15):
                 raise self.diverged("schedule", "learning rate", rate, group["lr"])
@@ -514,9 +475,8 @@ class Network:
                 off, unclipped = self.gradient_off(expected, got, clip, norm), self.norms_off(expected, accumulated, norm)
             tensor = unclipped or off
             if tensor is not None:
-                located(
-                    locate_stage.WrongStage(self.batch, expected, got, accumulated, norm, clip, tensor, unclipped is None, s, self.diverged)
-                )
+                seen = (got, accumulated, norm, clip, tensor, unclipped is None)
+                located(locate_stage.WrongStage(self.batch, expected, *seen, s, self.diverged))
             self.found.count("gradient", sum(value.numel() for value in got.values()))
             if not self.noisy:
                 self._losses()

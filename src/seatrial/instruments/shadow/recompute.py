@@ -1,8 +1,6 @@
 """Recomputes every recorded step from dataset rows, drawn tokens and configured values, and compares stage by stage.
 
-The proof is the chain: rows of the dataset, tokens drawn from the right distribution, our own rewards, and from these the gradient
-that torch's optimizer saw and the weights that it left. What the trainer calls advantages, masks or log-probabilities is read only
-where that chain breaks, to name the stage (see `locate_stage`).
+What the trainer calls advantages, masks or log-probabilities is read only where that chain breaks, to name the stage (`locate_stage`).
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ Tensor = Any
 
 
 class Shadow:
-    """One pass over a record."""
-
     def __init__(self, record: Path, settings: ShadowSettings, world: World, progress: Callable[[str], None] = lambda _: None) -> None:
         self.record, self.s, self.world, self.progress = record, settings, world, progress
         self.found = Findings()
@@ -40,41 +36,25 @@ class Shadow:
         if self.actor.release:
             self.policy, self.single = self.actor.policy, self.actor.single
         self.round: Round | None = None
-        self.parts: list[Moment] = []
-        """Of a generation that is not whole yet."""
-        self.fresh: list[Round] = []
-        """Generated for the step that is being recorded."""
-        self.calls: dict[str, list[Moment]] = {}
-        """Of reward functions that were not asked for every row yet."""
-        self.passes = 0
-        """Forward passes of one process so far."""
-        self.tokens = 0
-        """Prompt and completion tokens so far."""
-        self.expected: dict[str, float] = {}
-        """What is to be logged for the last step."""
-        self.blurred = 0.0
-        """The largest share of a generation's rows whose rewards rounding alone may tell apart."""
-        self.unsure = False
-        """Whether fp32 rounded too much at a step since the last log."""
-        self.window: list[dict[str, float]] = []
-        """The same of every step since the last log."""
-        self.arguments: dict[str, Any] = {}
-        """What the trainer's own settings say, read back from it."""
-        self.same: set[str] = set()
-        """Packages of which the run used the shadow's own version."""
-        self.logs: list[tuple[int, Mapping[str, Any]]] = []
-        """What was logged, by step."""
-        self.of_rounds: tuple[str, ...] = ()
-        """Metrics that only a step with a generation logs."""
-        self.losses: list[float] = []
-        """The loss of each step."""
-        self.exercised: Counter[str] = Counter()
-        """How often something happened that gives a setting an effect."""
+        self.parts: list[Moment] = []  # of a generation that is not whole yet
+        self.fresh: list[Round] = []  # generated for the step that is being recorded
+        self.calls: dict[str, list[Moment]] = {}  # of reward functions that were not asked for every row yet
+        self.passes = 0  # forward passes of one process so far
+        self.tokens = 0  # prompt and completion tokens so far
+        self.expected: dict[str, float] = {}  # what is to be logged for the last step
+        self.blurred = 0.0  # the largest share of a generation's rows whose rewards rounding alone may tell apart
+        self.unsure = False  # whether fp32 rounded too much at a step since the last log
+        self.window: list[dict[str, float]] = []  # the same of every step since the last log
+        self.arguments: dict[str, Any] = {}  # what the trainer's own settings say, read back from it
+        self.same: set[str] = set()  # packages of which the run used the shadow's own version
+        self.logs: list[tuple[int, Mapping[str, Any]]] = []  # what was logged, by step
+        self.of_rounds: tuple[str, ...] = ()  # metrics that only a step with a generation logs
+        self.losses: list[float] = []  # the loss of each step
+        self.exercised: Counter[str] = Counter()  # how often something happened that gives a setting an effect
         self.data = Data(settings, world, self.found)
         self.sampling = Sampling(settings, world, self.found, self.actor, self.exercised)
 
     def run(self) -> Findings:
-        """Recompute until the record ends or a stage diverges."""
         step = 0
         try:
             for moment in moments(self.record, self.s.world):
@@ -161,7 +141,6 @@ class Shadow:
         self.fresh.append(made)
 
     def _close(self, made: Round) -> None:
-        """Every row of a round was used as often as configured."""
         made.close(self.s)
         self.data.mixed(made)
         if self.s.critic is not None:
@@ -184,11 +163,9 @@ class Shadow:
         count = sum(len(event.tensors()["rows"]) for call in self.calls[name] for event in call.ranks)
         if count < len(made.completions):  # a function may be asked in parts
             return
-        calls = self.calls.pop(name)
-        got: list[list[int]] = []
-        rows: list[int] = []
-        rewards: list[float] = []
-        events = [call.ranks[rank] for rank in range(self.s.world) for call in calls]
+        events = [call.ranks[rank] for rank in range(self.s.world) for call in self.calls[name]]
+        del self.calls[name]
+        got, rows, rewards = list[list[int]](), list[int](), list[float]()
         for event in events:
             tensors = event.tensors()
             got += ragged(tensors["completion_ids"], tensors["lengths"])
@@ -196,17 +173,11 @@ class Shadow:
             rewards += tensors["rewards"].tolist()
         if len(got) != len(made.completions):
             raise Diverged("length", f"completions that {name} was given", len(made.completions), len(got))
-        for row, (ids, wanted) in enumerate(zip(got, made.completions, strict=True)):
-            if ids != wanted:
-                raise Diverged("length", f"the completion that {name} was given", wanted, ids, row=row)
-        for row, (asked, wanted_row) in enumerate(zip(rows, made.rows, strict=True)):
-            if asked != wanted_row:
-                raise Diverged("data", f"the dataset row that {name} was given", wanted_row, asked, row=row)
+        _same("length", f"the completion that {name} was given", made.completions, got)
+        _same("data", f"the dataset row that {name} was given", made.rows, rows)
         self._texts(name, made, [event.values for event in events])
         own = [math.nan if value is None else float(value) for value in self.world.rewards[name](made.completions, made.rows)]
-        for row, (mine, theirs) in enumerate(zip(own, rewards, strict=True)):
-            if not (mine == theirs or (math.isnan(mine) and math.isnan(theirs))):
-                raise Diverged("reward", f"the reward of {name}", mine, theirs, row=row)
+        _same("reward", f"the reward of {name}", own, rewards)
         if name in made.rewards:
             raise Diverged("reward", f"calls of {name} for one generation", 1, 2)
         self.found.count("reward", len(own))
@@ -263,14 +234,12 @@ class Shadow:
         self.exercised["corrected_low"] += int((free < self.s.correction_bounds[0]).sum())
         self.exercised["corrected_high"] += int((free > self.s.correction_bounds[1]).sum())
 
-    def _loss(self, moment: Moment) -> None:
-        self._taken(moment, self.actor, "policy")
-
     def _value_loss(self, moment: Moment) -> None:
-        self._taken(moment, self._critic(), "critic")
+        self._loss(moment, self._critic(), "critic")
 
-    def _taken(self, moment: Moment, network: Network, model: str) -> None:
+    def _loss(self, moment: Moment, of: Network | None = None, model: str = "policy") -> None:
         """Which rows a forward pass with gradients was made of."""
+        network = of or self.actor
         made, s = self._current("data", "a loss was computed"), network.s
         self._ready(made)
         for rank, event in enumerate(moment.ranks):
@@ -289,25 +258,19 @@ class Shadow:
 
     def _attention(self, made: Round, rows: list[int], ids: Tensor, got: Tensor) -> None:
         """What the loss's forward pass attended to: the tokens of the row and nothing else."""
-        if self.s.arrival:  # rows are padded as the loop likes
-            self._attended(made, rows, ids, got)
-            return
+        what = "attention mask of the loss's forward pass"
         wanted, wide = made.attention[rows], made.attention.shape[1] - made.mask.shape[1]
-        if got.shape != wanted.shape:  # other rows decide how far a batch is padded: the counts must agree
-            wanted, got, wide = wanted.sum(1, keepdim=True), got.sum(1, keepdim=True), 0
-        if not torch.equal(got, wanted):
-            row, position = (int(value) for value in (got != wanted).nonzero()[0])
-            what = "attention mask of the loss's forward pass"
-            raise Diverged("mask", what, wanted[row], got[row], row=rows[row], position=position - wide)
-        self.found.count("mask", len(rows) * made.mask.shape[1])
-
-    def _attended(self, made: Round, rows: list[int], ids: Tensor, got: Tensor) -> None:
-        """The attended tokens are those of the row, wherever the padding stands."""
-        for place, row in enumerate(rows):
-            wanted = made.ids[row][made.attention[row] > 0].tolist()
-            taken = ids[place][got[place] > 0].tolist()
-            if taken != wanted:
-                raise Diverged("mask", "attention mask of the loss's forward pass", wanted, taken, row=row)
+        if self.s.arrival:  # rows are padded as the loop likes
+            for place, row in enumerate(rows):
+                own, taken = made.ids[row][wanted[place] > 0].tolist(), ids[place][got[place] > 0].tolist()
+                if taken != own:
+                    raise Diverged("mask", what, own, taken, row=row)
+        else:
+            if got.shape != wanted.shape:  # other rows decide how far a batch is padded: the counts must agree
+                wanted, got, wide = wanted.sum(1, keepdim=True), got.sum(1, keepdim=True), 0
+            if not torch.equal(got, wanted):
+                row, position = (int(value) for value in (got != wanted).nonzero()[0])
+                raise Diverged("mask", what, wanted[row], got[row], row=rows[row], position=position - wide)
         self.found.count("mask", len(rows) * made.mask.shape[1])
 
     # the step
@@ -340,7 +303,6 @@ class Shadow:
         return min(self.s.accumulation, whole - self.passes % whole) if whole else self.s.accumulation
 
     def _ended(self, moment: Moment) -> None:
-        """What training left is what its last step left, and its history is what it logged."""
         values = moment.first().values
         self.actor.untouched(values["weights"], "after the last optimizer step")
         if self._proves("logging") and values.get("history") is not None:
@@ -390,7 +352,6 @@ class Shadow:
         return _gradients(loss, leaves)
 
     def _value_gradient(self, part: MicroBatch, policy: ShadowPolicy) -> dict[str, Tensor]:
-        """The gradient of the value loss of one micro-batch."""
         critic, made, dtype = self._critic(), part.round, policy.dtype
         leaves, weights = critic.leaves(policy)
         mask = made.mask[part.rows].to(dtype)
@@ -452,7 +413,6 @@ class Shadow:
     # what was logged, and the end
 
     def _expect(self, norm: float, rate: float) -> None:
-        """What the trainer should log for this step."""
         s = self.actor.s
         self.expected = expected_logs.of_step(self.actor.batch, norm, rate, s, self.exercised)
         self.losses.append(self.expected["loss"])
@@ -485,14 +445,19 @@ class Shadow:
             self.expected = {}
 
 
+def _same(stage: str, what: str, own: Sequence[Any], got: Sequence[Any]) -> None:
+    """Raise Diverged at the first row that is not ours."""
+    for row, (mine, theirs) in enumerate(zip(own, got, strict=True)):
+        if not expected_logs.same_number(mine, theirs):
+            raise Diverged(stage, what, mine, theirs, row=row)
+
+
 def _generated_ids(event: Event) -> Tensor:
-    """The rows that one call of a generator made."""
     tensors = event.tensors()
     return tensors["completion_ids"] if "completion_ids" in tensors else tensors["sequences"]
 
 
 def _tokens(batch: Sequence[MicroBatch]) -> float:
-    """Tokens of all micro-batches of an optimizer step."""
     return float(sum(int(part.round.mask[part.rows].sum()) for part in batch))
 
 

@@ -22,50 +22,36 @@ class Round:
 
     prompts: list[list[int]]
     completions: list[list[int]]
-    rows: list[int] = field(default_factory=list)
-    """The dataset row of each completion."""
+    rows: list[int] = field(default_factory=list)  # the dataset row of each completion
     rewards: dict[str, list[float]] = field(default_factory=dict)
-    table: Tensor = None
-    """Rewards [completions, functions]."""
-    taken: Tensor = None
-    """The same table as the trainer has it."""
-    advantages: Tensor = None
-    """One per completion, or one per token."""
+    table: Tensor = None  # rewards [completions, functions]
+    taken: Tensor = None  # the same table as the trainer has it
+    advantages: Tensor = None  # one per completion, or one per token
     returns: Tensor = None
-    values: Tensor = None
-    """What the critic made of each token when the round began."""
-    total: Tensor = None
-    """The weighted reward of each completion."""
-    rewarded: Tensor = None
-    """Rewards of tokens, with a KL penalty where there is one."""
+    values: Tensor = None  # what the critic made of each token when the round began
+    total: Tensor = None  # the weighted reward of each completion
+    rewarded: Tensor = None  # rewards of tokens, with a KL penalty where there is one
     ids: Tensor = None
     attention: Tensor = None
     mask: Tensor = None
     old: Tensor = None
-    entropies: Tensor = None
-    """Of the weights that drew the round."""
+    entropies: Tensor = None  # of the weights that drew the round
     ref: Tensor = None
-    said: Tensor = None
-    """What another generator said of its tokens [B, T], as the trainer was told."""
-    correction: Tensor = None
-    """What the loss is multiplied by for that."""
-    used: dict[str, list[Counter[int]]] = field(default_factory=dict)
-    """By model, for each iteration, how often each row was used."""
+    said: Tensor = None  # what another generator said of its tokens [B, T], as the trainer was told
+    correction: Tensor = None  # what the loss is multiplied by for that
+    used: dict[str, list[Counter[int]]] = field(default_factory=dict)  # by model, for each iteration, how often each row was used
 
-    taken_rows: list[int] = field(default_factory=list)
-    """Rows of the policy's loss, in order, in the first iteration."""
+    taken_rows: list[int] = field(default_factory=list)  # rows of the policy's loss, in order, in the first iteration
 
     def per_rank(self, world: int) -> int:
-        """Rows of one rank."""
         return len(self.prompts) // world
 
     def prepare(self, names: Sequence[str], pad: int, eos: Sequence[int], s: ShadowSettings) -> None:
-        """Padded tokens and masks, once every reward is known."""
         missing = [name for name in names if name not in self.rewards]
         if missing:
             raise Diverged("reward", "a reward function was not called", missing[0], "no call")
         self.table = torch.tensor([self.rewards[name] for name in names], dtype=torch.float64).T
-        self.total = formulas.total_rewards(self.table, torch.tensor(s.reward_weights, dtype=torch.float64))
+        self.total = formulas.total_rewards(self.table, s)
         wide, long = max(map(len, self.prompts)), max(map(len, self.completions))
         rows = list(zip(self.prompts, self.completions, strict=True))
         self.ids = torch.tensor([[pad] * (wide - len(p)) + p + c + [pad] * (long - len(c)) for p, c in rows])
@@ -77,7 +63,6 @@ class Round:
         self.attention = torch.cat([prompt_mask, self.mask], 1)
 
     def estimate(self, s: ShadowSettings) -> None:
-        """Advantages, from rewards and, with a critic, from values."""
         if s.estimator == "gae" or s.reward_beta:
             self.rewarded = formulas.token_rewards(self.total, self.mask, self.old, self.ref, s)
         if s.estimator == "gae":
@@ -123,7 +108,6 @@ class Round:
         return said, None if self.correction is None else self.correction[rows].to(dtype)
 
     def close(self, s: ShadowSettings, model: str = "policy") -> None:
-        """Every row was used as often as configured."""
         whole, turns = Counter(range(len(self.prompts))), self.used.get(model, [])
         if len(turns) == s.iterations and all(use == whole for use in turns):
             return
@@ -134,23 +118,16 @@ class Round:
 
 @dataclass
 class MicroBatch:
-    """One forward pass with gradients on one rank."""
-
     round: Round
     rank: int
     rows: list[int]
-    loss: float | None
-    """The trainer's own, where it is known."""
-    trainer: dict[str, Tensor]
-    """What the trainer calls advantages, masks and log-probabilities."""
-    terms: Any = None
-    """The `formulas.Terms` of the policy's loss, once they are computed."""
-    values: Tensor = None
-    """Of a critic's: what it predicted."""
+    loss: float | None  # the trainer's own, where it is known
+    trainer: dict[str, Tensor]  # what the trainer calls advantages, masks and log-probabilities
+    terms: Any = None  # the `formulas.Terms` of the policy's loss, once they are computed
+    values: Tensor = None  # of a critic's: what it predicted
     own_logps: Tensor = None
     own_loss: float = math.nan
-    own_policy: float = math.nan
-    """The loss of the micro-batch alone, as it is logged: without entropy, router and accumulation."""
+    own_policy: float = math.nan  # the loss of the micro-batch alone, as it is logged: without entropy, router and accumulation
     own_router: float = math.nan
 
 
@@ -169,12 +146,10 @@ def _key(row: list[int], same: Mapping[tuple[int, ...], Any], pad: int, tokens: 
 
 
 def ragged(ids: Tensor, lengths: Tensor) -> list[list[Any]]:
-    """Rows of a padded tensor, cut to their lengths."""
     return [row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
 
 
 def without_padding(ids: list[int], pad: int) -> list[int]:
-    """A row without the padding on its left."""
     start = next((place for place, token in enumerate(ids) if token != pad), len(ids))
     return ids[start:]
 

@@ -17,12 +17,9 @@ from seatrial.instruments.shadow.network import FLOOR, SLACK, Network, ShadowPol
 from seatrial.instruments.shadow.rounds import Round
 
 Tensor = Any
-PIXEL = 1e-5
-"""How far rounding may move a pixel."""
-SURE = 16
-"""Rows of a generation from which on chance does not explain an order that repeats itself, or has one stride."""
-MANY = 6
-"""Rows that hardly come twice in the same order by chance."""
+PIXEL = 1e-5  # how far rounding may move a pixel
+SURE = 16  # rows of a generation from which on chance does not explain an order that repeats itself, or has one stride
+MANY = 6  # rows that hardly come twice in the same order by chance
 
 
 class Data:
@@ -31,13 +28,10 @@ class Data:
     def __init__(self, settings: ShadowSettings, world: World, found: Findings) -> None:
         self.s, self.world, self.found = settings, world, found
         self.own_law = False
-        self.seen: list[int] = []
-        """Dataset rows in the order in which they were drawn."""
+        self.seen: list[int] = []  # dataset rows in the order in which they were drawn
         self.mixing = Sum()
-        self.orders: list[list[int]] = []
-        """In which rows of a generation came to the loss."""
-        self.ordered = False
-        """Whether prompts come in the order of the seed."""
+        self.orders: list[list[int]] = []  # in which rows of a generation came to the loss
+        self.ordered = False  # whether prompts come in the order of the seed
 
     def follow(self, made: Round) -> None:
         """Whole groups of dataset prompts, each prompt as often as the sampler's law says."""
@@ -132,8 +126,7 @@ class Data:
             raise Diverged("data", what, "shuffled", "that in which they were drawn")
 
 
-SMALLEST = -80.0
-"""The log-probability below which fp32 may have none."""
+SMALLEST = -80.0  # the log-probability below which fp32 may have none
 
 
 class Sampling:
@@ -143,8 +136,7 @@ class Sampling:
         self.s, self.world, self.found, self.actor, self.exercised = settings, world, found, actor, exercised
         self.own_law = False
         self.draws = Draws()
-        self.states: set[bytes] = set()
-        """Random states that generations started from."""
+        self.states: set[bytes] = set()  # random states that generations started from
 
     def follow(self, made: Round, rows: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """The scores that tokens were drawn from are ours, after every processor; draws are collected for a test over all of them."""
@@ -259,7 +251,6 @@ class Sampling:
         self.found.count("length", len(made.completions))
 
     def plausible(self) -> None:
-        """The drawn tokens of the whole run are a plausible draw."""
         for name, value in self.draws.results().items():
             if not abs(value) <= LIMIT:
                 raise Diverged("sampling", f"{name} over {self.draws.tokens} tokens", f"a score within {LIMIT:g}", value)

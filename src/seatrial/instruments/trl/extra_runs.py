@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.instruments.trl import train
-from seatrial.instruments.trl.import_proofs import TRAINER, Imports
+from seatrial.instruments.trl.train import TRAINER
+from seatrial.instruments.witness import ImportProofs
 
 STEPS = 4
 OTHER_SEED = "7"
-RESEEDED = ("grpo",)
-"""Variants with that seed: their random numbers are others."""
+RESEEDED = ("grpo",)  # variants with that seed: their random numbers are others
 VARIANTS: dict[str, tuple[str, ...]] = {
     "bnpo": (
         *("--loss_type", "bnpo", "--scale_rewards", "none", "--mask_truncated_completions", "true", "--delta", "1.02"),
@@ -56,15 +56,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 
 
-CHAT = ("luspo",)
-"""Variants whose prompts are conversations."""
+CHAT = ("luspo",)  # variants whose prompts are conversations
 TILES = {"trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE": 16, "trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE": 100}
 """TRL computes log-probabilities in tiles of words and of tokens, which every real model fills and a tiny one does not: variants are
 computed in smaller ones. A release without these names goes without."""
 
 
 def arguments_of(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
-    """The driver's options of a variant."""
     return argparse.Namespace(**{**vars(arguments), "chat": name in CHAT})
 
 
@@ -92,35 +90,28 @@ def small_tiles() -> Iterator[None]:
 
 def run_variants(arguments: Any, words: list[str], model: str) -> None:
     """Train every variant and leave its record in `variants/<name>`."""
+    from transformers import PrinterCallback
     from transformers.utils import logging
+
+    from seatrial.instruments.trl import recorders
 
     logging.disable_progress_bar()  # the log of a level tells of one training
     with small_tiles():
-        _train(arguments, words, model)
-
-
-def _train(arguments: Any, words: list[str], model: str) -> None:
-    from transformers import PrinterCallback
-
-    from seatrial.instruments.trl import recorders, train
-
-    for name in VARIANTS:
-        recorders.say(f"variant {name}")
-        place = arguments.out / "variants" / name
-        place.mkdir(parents=True, exist_ok=True)
-        settings = train.config(place, words_of(name, words))
-        recorded = train.recorder(arguments, place)
-        trainer = train.build(arguments_of(name, arguments), settings, model, None, recorded=recorded)
-        trainer.pop_callback(PrinterCallback)
-        trainer.pop_callback(recorders.MetricsWriter)
-        trainer.pop_callback(recorders.FactsWriter)
-        trainer.train()
-        recorded.end()
+        for name in VARIANTS:
+            recorders.say(f"variant {name}")
+            place = arguments.out / "variants" / name
+            place.mkdir(parents=True, exist_ok=True)
+            settings = train.config(place, words_of(name, words))
+            recorded = train.recorder(arguments, place)
+            trainer = train.build(arguments_of(name, arguments), settings, model, None, recorded=recorded)
+            for callback in (PrinterCallback, recorders.MetricsWriter, recorders.FactsWriter):
+                trainer.pop_callback(callback)
+            trainer.train()
+            recorded.end()
 
 
 WINDOW = 4
-RECORDED_STEPS = 4
-"""Steps of the first learning arm that are recorded, for the shadow to recompute."""
+RECORDED_STEPS = 4  # steps of the first learning arm that are recorded, for the shadow to recompute
 
 
 def gain(rewards: list[float]) -> float:
@@ -151,10 +142,9 @@ def learning_arm(arguments: Any, words: list[str], name: str, seed: int) -> list
     from seatrial.instruments.trl import recorders
 
     out: Path = arguments.out
-    rate = ["--learning_rate", "0.0"] if name == "control" else []
-    settings = train.config(out / name / str(seed), [*words, "--seed", str(seed), *rate])
-    first = name == "learn" and seed == 1
-    recorded = train.recorder(arguments, out / name / str(seed), RECORDED_STEPS) if first else None
+    place, rate = out / name / str(seed), ["--learning_rate", "0.0"] if name == "control" else []
+    settings = train.config(place, [*words, "--seed", str(seed), *rate])
+    recorded = train.recorder(arguments, place, RECORDED_STEPS) if name == "learn" and seed == 1 else None
     trainer = train.build(arguments, settings, train.model_path(arguments), None, recorded=recorded)
     given = averages(trainer)
     trainer.pop_callback(recorders.MetricsWriter)
@@ -173,21 +163,19 @@ def learning_arm(arguments: Any, words: list[str], name: str, seed: int) -> list
 
 
 def main() -> None:
-    """Run all arms and write the gains."""
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
+    own, words = train.split_words(sys.argv[1:])
     parser = train.parser()
     parser.add_argument("--seeds", type=int, default=5)
-    arguments = parser.parse_args(words[:split])
+    arguments = parser.parse_args(own)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    imports = Imports(arguments.imports, train.process_name(), arguments.under_test)
+    imports = ImportProofs(arguments.imports, train.process_name(), arguments.under_test)
     imports.prove(TRAINER)
     from seatrial.instruments import facts
     from seatrial.instruments.trl import recorders
 
     recorders.say("building the model")
     for index in range(1, arguments.seeds + 1):
-        learned, idle = (gain(learning_arm(arguments, words[split + 1 :], name, index)) for name in ("learn", "control"))
+        learned, idle = (gain(learning_arm(arguments, words, name, index)) for name in ("learn", "control"))
         row = {"step": index, "signal/gain": learned, "signal/control_gain": idle, "signal/gain_over_control": learned - idle}
         facts.append(arguments.out / "metrics.jsonl", row)
         recorders.say(f"seed {index} of {arguments.seeds}: gain {learned:.3f}, control {idle:.3f}")

@@ -1,7 +1,6 @@
-"""The faults that can be injected into this loop: what each does, the levels that are to catch it, the stage that names it.
+"""The faults that can be injected into this loop: what each does, the levels that must catch it, the stage that names it.
 
-Faults of `OTHER` act in run_faults.py or in the generation process; those of `STEP` change one training step and act in
-step_faults.py.
+They act in faults.py, those of `STEP` within one training step; those of a refit act in the generation process.
 """
 
 from __future__ import annotations
@@ -147,8 +146,7 @@ STEP: dict[str, dict[str, str]] = {
     },
 }
 """Silent faults of one step, by the stage that names them."""
-AT_LEVEL_1 = ("lora-scaled-twice", "lora-frozen-layer", "adapted-reference", "lora-added-twice")
-"""Those of adapters."""
+AT_LEVEL_1 = ("lora-scaled-twice", "lora-frozen-layer", "adapted-reference", "lora-added-twice")  # those of adapters
 FAULTS: dict[str, LoopFault] = OTHER | {
     name: LoopFault(text, (1,) if name in AT_LEVEL_1 else (0,), stage) for stage, faults in STEP.items() for name, text in faults.items()
 }

@@ -12,17 +12,16 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from seatrial.instruments import facts
 from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.engines import tiny_models
 
 ADAPTER_FILE = "adapter_model.safetensors"
-VOLATILE = ("inference_mode", "revision", "base_model_name_or_path", "auto_mapping")
-"""Settings of an adapter that saving may change."""
+VOLATILE = ("inference_mode", "revision", "base_model_name_or_path", "auto_mapping")  # settings of an adapter that saving may change
 UNSETTLED = ("transformers_version", "use_cache", "_name_or_path", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 """Settings of a model that training or saving may change: trainers align the special tokens with the tokenizer's."""
 PICTURES = ("preprocessor_config.json", "processor_config.json")
@@ -134,7 +133,6 @@ def _changed_settings(source: Path, target: Path) -> list[str]:
 
 
 def _settled(config: dict[str, Any]) -> dict[str, Any]:
-    """Without what may change, in every part of a configuration."""
     return {name: _settled(value) if isinstance(value, dict) else value for name, value in config.items() if name not in UNSETTLED}
 
 
@@ -168,15 +166,7 @@ SEED = 20261115
 
 
 def tokenizer() -> Any:
-    """One token per character, plus padding, end, unknown and image tokens."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *ALPHABET])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    core.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left")
+    made = tiny_models.tokenizer((*SPECIAL, *ALPHABET), padding_side="left")
     made.add_special_tokens({"additional_special_tokens": ["<image>"]})
     made.chat_template = (
         "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
@@ -186,68 +176,42 @@ def tokenizer() -> Any:
     return made
 
 
-def _sizes(words: Any) -> dict[str, Any]:
-    return {
+def sizes(words: Any) -> dict[str, Any]:
+    """Settings that all kinds share; projections are not square, or swapped sizes would go unseen."""
+    # A spread of 0.02, which is usual, gives almost the same chance to every token, and hides faults of sampling.
+    made: dict[str, Any] = {
         "vocab_size": len(words),
         "hidden_size": 96,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "initializer_range": 0.1,
         "max_position_embeddings": 256,
-        "initializer_range": 0.1,  # the usual 0.02 gives almost the same chance to every token, and hides faults of sampling
-        "pad_token_id": words.pad_token_id,
-        "eos_token_id": words.eos_token_id,
-        "bos_token_id": None,
     }
+    made |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None}
+    return made | {"pad_token_id": words.pad_token_id, "eos_token_id": words.eos_token_id}
 
 
-def _dense(words: Any) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def new_model(kind: str, words: Any) -> Any:
+    import transformers
 
-    # Projections that are not square: swapped sizes would go unseen otherwise.
-    return Qwen2ForCausalLM(Qwen2Config(**_sizes(words), head_dim=32, intermediate_size=256, tie_word_embeddings=True))
-
-
-def _untied(words: Any) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    # vLLM's attention on a CPU wants heads of at least 32.
-    sizes = {**_sizes(words), "hidden_size": 128}
-    return LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=256, tie_word_embeddings=False))
-
-
-def _moe(words: Any) -> Any:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            **_sizes(words),
-            intermediate_size=128,
-            moe_intermediate_size=64,
-            head_dim=24,
-            num_experts=4,
-            num_experts_per_tok=2,
-            norm_topk_prob=True,
-            tie_word_embeddings=False,
-        )
+    shape = {**sizes(words), "tie_word_embeddings": kind == "dense"}
+    if kind == "dense":
+        settings = {**shape, "head_dim": 32, "intermediate_size": 256}
+        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**settings))
+    if kind == "untied":  # vLLM's attention on a CPU wants heads of at least 32
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**shape, "hidden_size": 128, "intermediate_size": 256}))
+    if kind == "moe":
+        experts = {"moe_intermediate_size": 64, "head_dim": 24, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **experts, intermediate_size=128))
+    sides = {"hidden_size": 32, "intermediate_size": 64, "image_size": 16, "patch_size": 8}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**sides, num_hidden_layers=1, num_attention_heads=2),
+        text_config=transformers.Qwen2Config(**shape, intermediate_size=256),
+        image_token_index=words.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+        image_seq_length=4,
     )
-
-
-def _vlm(words: Any) -> Any:
-    from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration, Qwen2Config
-
-    vision = CLIPVisionConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
-    text = Qwen2Config(**_sizes(words), intermediate_size=256, tie_word_embeddings=False)
-    return LlavaForConditionalGeneration(
-        LlavaConfig(
-            vision_config=vision,
-            text_config=text,
-            image_token_index=words.convert_tokens_to_ids("<image>"),
-            vision_feature_layer=-1,
-            vision_feature_select_strategy="default",
-            image_seq_length=4,
-        )
-    )
+    return transformers.LlavaForConditionalGeneration(config)
 
 
 def _processor(words: Any) -> Any:
@@ -271,50 +235,33 @@ def model_cache(interpreter: str) -> Path:
     own = os.environ.get("SEATRIAL_CACHE")
     root = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seatrial"
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")]
-    made_of = "\n".join([interpreter, *versions]).encode() + Path(__file__).read_bytes()
+    made_of = "\n".join([interpreter, *versions]).encode() + Path(__file__).read_bytes() + Path(tiny_models.__file__).read_bytes()
     return root / "models" / hashlib.sha256(made_of).hexdigest()[:16]
 
 
 def copy_model(source: Path, directory: Path) -> None:
     """Copy a model in one move; safe when two processes do it at once."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        shutil.copytree(source, temporary, dirs_exist_ok=True)
-        os.rename(temporary, directory)  # noqa: PTH104 - fails when another process was first, which is fine
-    except OSError:
-        if not (directory / "config.json").is_file():
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    tiny_models.whole(directory, lambda place: shutil.copytree(source, place, dirs_exist_ok=True))
 
 
 def ensure_model(kind: str, directory: Path) -> Path:
     """Make the model of this kind in `directory` unless it is there; safe when two processes do it at once."""
+    return tiny_models.whole(directory, lambda place: _make(kind, place))
+
+
+def _make(kind: str, directory: Path) -> None:
     import torch
 
-    if (directory / "config.json").is_file():
-        return directory
     torch.manual_seed(SEED)
     words = tokenizer()
-    model = {"dense": _dense, "untied": _untied, "moe": _moe, "vlm": _vlm}[kind](words)
+    model = new_model(kind, words)
     with torch.no_grad():  # completions that end early are a part of every batch
         model.get_output_embeddings().weight[words.eos_token_id] *= 2.5
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        model.save_pretrained(temporary)
-        written = compare_tensors(named(model), temporary)
-        if written["wrong"] or not written["compared"] + written["renamed"]:
-            raise RuntimeError(f"the made model was not saved as it is: {written['wrong'][:3]}")
-        (_processor(words) if kind == "vlm" else words).save_pretrained(temporary)
-        os.rename(temporary, directory)  # noqa: PTH104 - fails when another process was first, which is fine
-    except OSError:
-        if not (directory / "config.json").is_file():
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return directory
+    model.save_pretrained(directory)
+    written = compare_tensors(named(model), directory)
+    if written["wrong"] or not written["compared"] + written["renamed"]:
+        raise RuntimeError(f"the made model was not saved as it is: {written['wrong'][:3]}")
+    (_processor(words) if kind == "vlm" else words).save_pretrained(directory)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ def timeless(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """A milestone line for the log."""
     print(f"seatrial: {text}", flush=True)
 
 
@@ -85,7 +85,6 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
         facts.append(self.path, {"fact": "state", "when": when, "step": step, "process": self.process, **row})
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record what is trainable, and where the run starts."""
         named = list(kwargs["model"].named_parameters())
         trainable = [name for name, value in named if value.requires_grad]
         row = {
@@ -106,7 +105,6 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
             say(f"training starts at step {state.global_step} of {state.max_steps}")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note which parameters have had a gradient so far."""
         named = {name: value for name, value in kwargs["model"].named_parameters() if value.requires_grad}
         left = set(named) if self.without_gradient is None else self.without_gradient
         idle = {name for name, value in named.items() if value.grad is None or not bool(value.grad.any())}
@@ -138,8 +136,7 @@ SCORED = (
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"),
     *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio"),
 )
-MOST_BYTES = 2**30
-"""Probabilities of one generation that are kept: of more, none are, and the draw rests on statistics."""
+MOST_BYTES = 2**30  # probabilities of one generation that are kept: of more, none are, and the draw rests on statistics
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample", "eos_token_id", "pad_token_id")
 
 
@@ -149,14 +146,11 @@ class StepRecorder:
     def __init__(self, directory: Path, steps: int | None = None) -> None:
         self.record = BatchRecord(directory, steps)
         self.trainer: Any = None
-        self.forwards: list[dict[str, Any]] = []
-        """What entered the forward passes of the micro-batch that is being computed."""
-        self.inputs: dict[str, Any] = {}
-        """What the trainer says that its loss is made of."""
+        self.forwards: list[dict[str, Any]] = []  # what entered the forward passes of the micro-batch that is being computed
+        self.inputs: dict[str, Any] = {}  # what the trainer says that its loss is made of
         self.logps: list[Any] = []
         self.loss: float | None = None
-        self.rewards: Any = None
-        """The trainer's table of rewards."""
+        self.rewards: Any = None  # the trainer's table of rewards
 
     def reward(self, function: Any) -> Any:
         """The reward function, with what it got and answered recorded; None stands for NaN."""
@@ -164,9 +158,7 @@ class StepRecorder:
         def recorded(prompts: Any, completions: Any, completion_ids: Any, row: Any = None, **kwargs: Any) -> Any:
             answer = function(prompts=prompts, completions=completions, completion_ids=completion_ids, row=row, **kwargs)
             if self.trainer is not None and self.record.open():
-                lengths = torch.tensor([len(ids) for ids in completion_ids])
-                width = max([1, *map(len, completion_ids)])
-                ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in completion_ids])
+                ids, lengths = _padded(completion_ids)
                 rewards = torch.tensor([math.nan if value is None else float(value) for value in answer], dtype=torch.float64)
                 rows = torch.tensor([-1 if value is None else int(value) for value in row or [None] * len(prompts)])
                 texts = {name: [text_digest(text) for text in given] for name, given in (("prompts", prompts), ("texts", completions))}
@@ -182,55 +174,45 @@ class StepRecorder:
         self.trainer = trainer
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.hooks = UpdateHooks(self.record, self.model, computed=self._computed)
+        # Functions, since a copy of the model takes them along; a method would be copied with all that the recorder holds.
         if trainer.rollout_func is None:
-            self.model.generate = self._generating(self.model.generate)
+            generate = self.model.generate
+            self.model.generate = lambda *args, **kwargs: self._generated(generate, *args, **kwargs)
         else:
-            trainer.rollout_func = self._rolling(trainer.rollout_func)
-        # A function, since a copy of the model takes it along; a method would be copied with all that the recorder holds.
+            trainer.rollout_func = partial(self._rolled, trainer.rollout_func)
         self.model.register_forward_pre_hook(lambda *given: self._entering(*given), with_kwargs=True)
-        for name, wrap in (
-            ("_calculate_rewards", self._rewarding),
-            ("_generate_and_score_completions", self._scoring),
-            ("_get_per_token_logps_and_entropies", self._logps),
-            ("_compute_loss", self._losing),
+        for name, observed in (
+            ("_calculate_rewards", self._rewarded),
+            ("_generate_and_score_completions", self._scored),
+            ("_get_per_token_logps_and_entropies", self._logps_computed),
+            ("_compute_loss", self._loss_computed),
         ):
             if callable(getattr(trainer, name, None)):
-                setattr(trainer, name, wrap(getattr(trainer, name)))
+                setattr(trainer, name, partial(observed, getattr(trainer, name)))
         trainer.add_callback(_Callback(self))
 
     def end(self) -> None:
-        """Call it once training has returned."""
         state = self.trainer.state
         self.hooks.end({"history": [timeless(row) for row in state.log_history] if state.is_world_process_zero else None})
 
-    def _recorded(self) -> bool:
-        """Whether what happens now belongs to a step of training that is recorded."""
-        return self.record.open() and bool(self.model.training)
+    def _generated(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.record.open():
+            return generate(*args, **kwargs)
+        with Drawing() as drawing:
+            made = generate(*args, **kwargs)
+        sequences = made if isinstance(made, torch.Tensor) else made.sequences
+        given: Any = next((kwargs[name] for name in ("input_ids", "inputs") if kwargs.get(name) is not None), args[0] if args else None)
+        values = {name: getattr(kwargs.get("generation_config"), name, None) for name in SAMPLING}
+        tensors = {"prompt_ids": given, "prompt_mask": kwargs.get("attention_mask"), "sequences": sequences}
+        values["random_state"] = hashlib.sha256(drawing.state.numpy().tobytes()).hexdigest()[:16]
+        tensors |= {"pixel_values": kwargs.get("pixel_values"), **drawing.tensors(sequences.shape[1] - given.shape[1])}
+        self.record.add("generated", "sampling", values, tensors)
+        return made
 
-    def _generating(self, generate: Any) -> Any:
-        def generated(*args: Any, **kwargs: Any) -> Any:
-            if not self.record.open():
-                return generate(*args, **kwargs)
-            with Drawing() as drawing:
-                made = generate(*args, **kwargs)
-            sequences = made if isinstance(made, torch.Tensor) else made.sequences
-            given: Any = next((kwargs[name] for name in ("input_ids", "inputs") if kwargs.get(name) is not None), args[0] if args else None)
-            values = {name: getattr(kwargs.get("generation_config"), name, None) for name in SAMPLING}
-            tensors = {"prompt_ids": given, "prompt_mask": kwargs.get("attention_mask"), "sequences": sequences}
-            values["random_state"] = hashlib.sha256(drawing.state.numpy().tobytes()).hexdigest()[:16]
-            extra = {name: kwargs[name] for name in ("pixel_values",) if name in kwargs}
-            self.record.add("generated", "sampling", values, tensors | extra | drawing.tensors(sequences.shape[1] - given.shape[1]))
-            return made
-
-        return generated
-
-    def _rolling(self, rollout: Any) -> Any:
-        def rolled(prompts: Any, trainer: Any) -> Any:
-            made = rollout(prompts, trainer)
-            self.rolled("rollout_func", made)
-            return made
-
-        return rolled
+    def _rolled(self, rollout: Any, prompts: Any, trainer: Any) -> Any:
+        made = rollout(prompts, trainer)
+        self.rolled("rollout_func", made)
+        return made
 
     def rolled(self, source: str, made: dict[str, Any]) -> None:
         """What another generator than the model's own made: tokens, and how likely it says they were.
@@ -240,50 +222,38 @@ class StepRecorder:
         if self.record.open():
             self.record.add("generated", "sampling", {"source": source}, _ragged(made))
 
-    def _rewarding(self, calculate: Any) -> Any:
-        def calculated(*args: Any, **kwargs: Any) -> Any:
-            self.rewards = calculate(*args, **kwargs)
-            return self.rewards
+    def _rewarded(self, calculate: Any, *args: Any, **kwargs: Any) -> Any:
+        self.rewards = calculate(*args, **kwargs)
+        return self.rewards
 
-        return calculated
-
-    def _scoring(self, score: Any) -> Any:
-        def scored(*args: Any, **kwargs: Any) -> Any:
-            output = score(*args, **kwargs)
-            if self._recorded() and isinstance(output, dict):
-                tensors = {name: output[name] for name in SCORED if isinstance(output.get(name), torch.Tensor)}
-                tensors |= {"rewards": self.rewards} if isinstance(self.rewards, torch.Tensor) else {}
-                self.record.add("scored", "advantage", {}, {f"trainer/{name}": value for name, value in tensors.items()})
-            return output
-
-        return scored
+    def _scored(self, score: Any, *args: Any, **kwargs: Any) -> Any:
+        output = score(*args, **kwargs)
+        if self.record.open() and self.model.training and isinstance(output, dict):
+            tensors = {name: output[name] for name in SCORED if isinstance(output.get(name), torch.Tensor)}
+            tensors |= {"rewards": self.rewards} if isinstance(self.rewards, torch.Tensor) else {}
+            self.record.add("scored", "advantage", {}, {f"trainer/{name}": value for name, value in tensors.items()})
+        return output
 
     def _entering(self, _: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Before a forward pass with gradients: the tokens and the mask that the loss is made of."""
         if torch.is_grad_enabled() and self.record.open():
             ids = kwargs.get("input_ids", args[0] if args else None)
-            extra = {name: kwargs[name] for name in ("pixel_values",) if kwargs.get(name) is not None}
-            self.forwards.append({"input_ids": ids, "attention_mask": kwargs.get("attention_mask"), **extra})
+            pictures = {} if kwargs.get("pixel_values") is None else {"pixel_values": kwargs["pixel_values"]}
+            self.forwards.append({"input_ids": ids, "attention_mask": kwargs.get("attention_mask"), **pictures})
 
-    def _logps(self, inner: Any) -> Any:
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            answer = inner(*args, **kwargs)
-            if torch.is_grad_enabled() and self.record.open() and isinstance(answer, tuple):
-                self.logps.append(answer[0].detach())
-            return answer
+    def _logps_computed(self, compute: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = compute(*args, **kwargs)
+        if torch.is_grad_enabled() and self.record.open() and isinstance(answer, tuple):
+            self.logps.append(answer[0].detach())
+        return answer
 
-        return observed
-
-    def _losing(self, compute: Any) -> Any:
-        def computed(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self.forwards, self.logps = [], []
-            loss = compute(model, inputs, *args, **kwargs)
-            if self.record.open():
-                self.loss = float(loss.detach())
-                self.inputs = {name: inputs[name] for name in SCORED if isinstance(inputs.get(name), torch.Tensor)}
-            return loss
-
-        return computed
+    def _loss_computed(self, compute: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.forwards, self.logps = [], []
+        loss = compute(model, inputs, *args, **kwargs)
+        if self.record.open():
+            self.loss = float(loss.detach())
+            self.inputs = {name: inputs[name] for name in SCORED if isinstance(inputs.get(name), torch.Tensor)}
+        return loss
 
     def _computed(self) -> None:
         """The gradient of a micro-batch has arrived: record what its forward passes were made of, whatever computed them."""
@@ -316,7 +286,6 @@ class Drawing:
         torch.multinomial = self.inner
 
     def tensors(self, length: int) -> dict[str, Any]:
-        """For the record; nothing if tokens were drawn in another way."""
         if not length or len(self.shares) != length or any(part.shape != self.shares[0].shape for part in self.shares):
             return {}
         return {"shares": torch.stack(self.shares, 1), "random_state": self.state}
@@ -344,7 +313,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self.recorder = recorder
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record where the weights start, and which adapters are in force."""
         recorder = self.recorder
         recorder.record.step = state.global_step + 1
         if recorder.record.steps is not None:
@@ -362,7 +330,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         recorder.hooks.start(values)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Record what was logged for the step that has just ended."""
         record = self.recorder.record
         if logs and "train_runtime" not in logs and state.global_step == record.done and state.is_world_process_zero:
             record.add("logged", "logging", timeless(logs), step=state.global_step)
@@ -376,8 +343,11 @@ def _ragged(made: dict[str, Any]) -> dict[str, Any]:
     """Prompts and completions of a rollout function as padded tensors with their lengths."""
     tensors = {}
     for name in ("prompt_ids", "completion_ids", "logprobs", *(["told"] if "told" in made else [])):
-        rows = made[name]
-        width = max([1, *map(len, rows)])
-        tensors[name] = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows])
-        tensors[f"{name}/lengths"] = torch.tensor([len(ids) for ids in rows])
+        tensors[name], tensors[f"{name}/lengths"] = _padded(made[name])
     return tensors
+
+
+def _padded(rows: Any) -> tuple[Any, Any]:
+    """Rows of any lengths as one tensor, filled up with 0, and their lengths."""
+    width = max([1, *map(len, rows)])
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows]), torch.tensor([len(row) for row in rows])

@@ -1,19 +1,27 @@
-"""Rollouts that depend only on weights, prompt, step and index: sampled in the trainer, or by a process that is refitted before each."""
+"""Rollouts that depend only on weights, prompt, step and index: sampled in the trainer, or by a process that is refitted before each.
+
+`python -m seatrial.instruments.trl.seeded_rollouts` is that process: the generation process of level 2.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from seatrial.instruments import facts
+from seatrial.instruments.engines.transformers_generator import Generator, connect
 from seatrial.instruments.refit.agreement import Mismatch, token_mult_prob_error
 from seatrial.instruments.refit.payload_header import TRANSPORTS, RefitRefused
 from seatrial.instruments.refit.refit_driver import RefitDriver, RefittedGenerator
+from seatrial.instruments.witness import ImportProofs
 
 
 def seeds(prompts: Sequence[str], step: int, seed: int) -> list[int]:
@@ -72,27 +80,35 @@ def logprobs_of(
     return result
 
 
+@contextmanager
+def evaluated(trainer: Any) -> Iterator[Any]:
+    """The policy in evaluation mode; a generation process that refuses or is gone ends the run with its cause."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    training = model.training
+    model.eval()
+    try:
+        yield model
+    except RefitRefused as refusal:
+        raise RuntimeError(str(refusal)) from None  # the first exception of a chain is taken for the cause
+    model.train(training)
+
+
 def seeded_rollouts(seed: int) -> Any:
     """A rollout function for the trainer. Groups must be whole on each rank, or indices would collide."""
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         if len(prompts) % trainer.num_generations:
             raise RuntimeError(f"{len(prompts)} prompts on this rank are not whole groups of {trainer.num_generations}")
-        tokenizer, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
-        prompt_ids = tokenizer(prompts).input_ids
-        training = model.training
-        model.eval()
-        drawn = seeds(prompts, trainer.state.global_step, seed)
-        length = trainer.args.max_completion_length
-        completions, logprobs = sample(model, prompt_ids, drawn, length, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        model.train(training)
+        tokenizer, length = trainer.processing_class, trainer.args.max_completion_length
+        prompt_ids, drawn = tokenizer(prompts).input_ids, seeds(prompts, trainer.state.global_step, seed)
+        with evaluated(trainer) as model:
+            completions, logprobs = sample(model, prompt_ids, drawn, length, tokenizer.eos_token_id, tokenizer.pad_token_id)
         return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": logprobs}
 
     return rollouts
 
 
-COMPARED = 8
-"""Samples of the last generation whose log-probabilities are compared before and after a refit."""
+COMPARED = 8  # samples of the last generation whose log-probabilities are compared before and after a refit
 
 
 class RefittedRollouts:
@@ -106,19 +122,13 @@ class RefittedRollouts:
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
         """TRL calls this once per generation with the prompts of this process."""
-        tokenizer, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
+        tokenizer, step, pad = trainer.processing_class, trainer.state.global_step, trainer.processing_class.pad_token_id
         prompt_ids = tokenizer(prompts).input_ids
-        training = model.training
-        model.eval()
-        try:
-            step, pad = trainer.state.global_step, tokenizer.pad_token_id
+        with evaluated(trainer) as model:
             driver = self.refit(model, pad, step)
             given = (prompt_ids, seeds(prompts, step, self.seed), trainer.args.max_completion_length, tokenizer.eos_token_id, pad)
             made = self.generator.ask("sample", *given)
             self.sampled(driver, made, prompt_ids, logprobs_of(model, prompt_ids, made["tokens"], pad))
-        except RefitRefused as refusal:
-            raise RuntimeError(str(refusal)) from None  # the first exception of a chain is taken for the cause
-        model.train(training)
         return {"prompt_ids": prompt_ids, "completion_ids": made["tokens"], "logprobs": made["logprobs"]}
 
     def sampled(self, driver: RefitDriver, made: dict[str, Any], prompts: list[list[int]], own: list[list[float]]) -> None:
@@ -153,11 +163,9 @@ class RefittedRollouts:
         return token_mult_prob_error(theirs, logprobs_of(model, *self.last, pad))
 
     def new_driver(self, export: dict[str, Any]) -> RefitDriver:
-        """The driver of the refits; `export` is what both sides hold before the first."""
         return RefitDriver(self.generator, self.facts, export, TRANSPORTS, self.fault)
 
     def plain(self, model: Any) -> Any:
-        """The policy as the generator holds it."""
         return model
 
     def export(self, model: Any) -> dict[str, Any]:
@@ -168,6 +176,46 @@ class RefittedRollouts:
         """What is to be done once, before the generator learns the map."""
 
     def finish(self) -> None:
-        """The facts that need the whole run."""
         if self.driver is not None:
             self.driver.end()
+
+
+PACKAGES = ("torch", "transformers")  # what the generation process imports
+
+
+class SeededGenerator(Generator):
+    """A generation process with this sampling."""
+
+    def sample(self, *arguments: Any) -> tuple[list[list[int]], list[list[float]]]:
+        made: tuple[list[list[int]], list[list[float]]] = sample(self.model, *arguments)
+        return made
+
+    def logprobs(self, *arguments: Any) -> list[list[float]]:
+        found: list[list[float]] = logprobs_of(self.model, *arguments)
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--socket", "--model", "--device"):
+        parser.add_argument(name, required=True)
+    for name in ("--facts", "--imports"):
+        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--under-test", action="append", default=[])
+    parser.add_argument("--fault")
+    arguments = parser.parse_args()
+    imports = ImportProofs(arguments.imports, "generator", arguments.under_test)
+    imports.prove(PACKAGES)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, local_files_only=True)
+    model.to(arguments.device).eval()
+    tied = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    row = {"fact": "process", "process": "generator", "tied": tied, "pid": os.getpid(), "parent": os.getppid(), "device": str(model.device)}
+    facts.append(arguments.facts, row)
+    connect(arguments.socket, SeededGenerator(model, arguments.fault))
+    imports.close(PACKAGES)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ It gets the same words as the trainer, so that what was configured is known with
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
@@ -17,22 +18,16 @@ from typing import Any
 from seatrial.instruments.shadow.interface import Lora, write_findings
 from seatrial.instruments.trl import extra_runs, tasks, train, trl_settings
 
-OWN = ("seeded", "generator", "vllm")
-"""Rollouts that a sampler of ours draws: from the model's own probabilities, whatever is configured."""
+OWN = ("seeded", "generator", "vllm")  # rollouts that a sampler of ours draws: from the model's own probabilities, whatever is configured
 
 
 def rewards_of(names: Sequence[str], tokenizer: Any) -> dict[str, Callable[[Sequence[Sequence[int]], Sequence[int]], Any]]:
-    """Our reward functions, called with completions and dataset rows."""
+    def reward(name: str, completions: Sequence[Sequence[int]], rows: Sequence[int]) -> Any:
+        texts = tokenizer.batch_decode([list(ids) for ids in completions], skip_special_tokens=True)
+        bright = [tasks.is_bright(row) for row in rows]
+        return tasks.REWARDS[name](completion_ids=completions, completions=texts, row=rows, bright=bright)
 
-    def called(name: str) -> Callable[[Sequence[Sequence[int]], Sequence[int]], Any]:
-        def reward(completions: Sequence[Sequence[int]], rows: Sequence[int]) -> Any:
-            texts = tokenizer.batch_decode([list(ids) for ids in completions], skip_special_tokens=True)
-            bright = [tasks.is_bright(row) for row in rows]
-            return tasks.REWARDS[name](completion_ids=completions, completions=texts, row=rows, bright=bright)
-
-        return reward
-
-    return {name: called(name) for name in names}
+    return {name: functools.partial(reward, name) for name in names}
 
 
 def prompts_of(arguments: Any, seed: int, tokenizer: Any, model: Path) -> tuple[list[list[int]], Any]:
@@ -64,7 +59,6 @@ def lora_of(arguments: Any) -> Lora | None:
 
 
 def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
-    """The findings on one record, as JSON."""
     import torch
     import transformers
     from transformers import AutoConfig, AutoTokenizer
@@ -109,49 +103,46 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
 
 def knobs(words: list[str], made: dict[str, Any], shadow: Any) -> list[dict[str, Any]]:
     """Each knob: configured, in force, and whether this run proved it."""
-    values = trl_settings.knob_values(words)
-    rows = []
+    values, rows = trl_settings.knob_values(words), list[dict[str, Any]]()
+
+    def add(name: str, stage: str, configured: Any, force: Any, status: str) -> None:
+        rows.append({"knob": name, "stage": stage, "configured": configured, "in_force": force, "status": status})
+
     for name, knob in trl_settings.KNOBS.items():
         read = knob.only in ("", values["loss_type"]) and not (knob.stage == "sampling" and shadow.s.processors == "none")
         status = knob.status(values[name], made, shadow.exercised, read)
         if name.startswith("vllm_") and not values["use_vllm"]:
             status = "beside the step"
-        force = shadow.arguments.get(name)
-        rows.append({"knob": name, "stage": knob.stage, "configured": values[name], "in_force": force, "status": status})
+        add(name, knob.stage, values[name], shadow.arguments.get(name), status)
     stages = {entry["stage"]: entry for entry in made["stages"]}
     adapters = {} if shadow.s.lora is None else dataclasses.asdict(shadow.s.lora)
     status = "proven" if stages["weights"]["compared"] and not stages["weights"]["unproven"] else "not proven"
-    rows += [
-        {"knob": f"lora_{name}", "stage": "weights", "configured": value, "in_force": None, "status": status}
-        for name, value in adapters.items()
-    ]
+    for name, value in adapters.items():
+        add(f"lora_{name}", "weights", value, None, status)
     unproven, named = trl_settings.unknown(words), trl_settings.given(words)
     for name, force in sorted(shadow.arguments.items()):
         if name not in trl_settings.KNOBS:  # the rest of what the trainer knows
-            status = "not proven" if name in unproven else "beside the step"
-            rows.append({"knob": name, "stage": "", "configured": named.get(name), "in_force": force, "status": status})
+            add(name, "", named.get(name), force, "not proven" if name in unproven else "beside the step")
     return rows
 
 
 def main() -> None:
     """Recompute the records of a run; a defect of ours is written, too, and is never the change's."""
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
+    own, words = train.split_words(sys.argv[1:])
     parser = train.parser()
     parser.add_argument("--record-dir", type=Path, required=True)
     parser.add_argument("--world", type=int, default=1)
     parser.add_argument("--seeds", type=int, help="of the learning level; not used here")
-    arguments = parser.parse_args(words[:split])
-    write(arguments, arguments.record_dir, words[split + 1 :])
+    arguments = parser.parse_args(own)
+    write(arguments, arguments.record_dir, words)
     for name in extra_runs.VARIANTS if arguments.variants else ():
         print(f"seatrial: shadow: variant {name}", flush=True)
-        place, own = arguments.record_dir / "variants" / name, extra_runs.arguments_of(name, arguments)
-        write(own, place, extra_runs.words_of(name, words[split + 1 :]))
+        place = arguments.record_dir / "variants" / name
+        write(extra_runs.arguments_of(name, arguments), place, extra_runs.words_of(name, words))
     print("seatrial: shadow complete", flush=True)
 
 
 def write(arguments: Any, record: Path, words: list[str]) -> None:
-    """Recompute one record and leave shadow.json beside it."""
     write_findings(record / "shadow.json", lambda: recompute(arguments, record, words))
 
 

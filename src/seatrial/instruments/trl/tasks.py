@@ -56,7 +56,6 @@ REWARDS: dict[str, Callable[..., Any]] = {
 
 
 def reward_names(arguments: Any) -> tuple[str, ...]:
-    """The reward functions of a run, in order."""
     return ("image_share",) if arguments.images else tuple(arguments.rewards.split(","))
 
 
@@ -69,7 +68,6 @@ def text_prompts(count: int, seed: int) -> list[str]:
 
 
 def message(text: str) -> list[dict[str, str]]:
-    """A prompt as a conversation."""
     return [{"role": "user", "content": text}]
 
 
@@ -95,13 +93,11 @@ def is_bright(row: int) -> bool:
 
 
 def image_prompts(count: int, seed: int) -> list[tuple[str, Any]]:
-    """Prompts with one picture each."""
     draw = random.Random(seed)
     return [(text, image(is_bright(index), draw)) for index, text in enumerate(text_prompts(count, seed))]
 
 
 def image_dataset(count: int, seed: int) -> Any:
-    """Prompts with one real image each; each row knows its number."""
     from datasets import Dataset
 
     rows = [

@@ -129,18 +129,15 @@ def _value(values: list[str]) -> Any:
         return text.lower() == "true"
     if text.lower() == "none":
         return None
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def knob_values(words: Sequence[str]) -> dict[str, Any]:
-    """Every knob of the table, as configured."""
     got = given(words)
     return {name: got.get(name, knob.default) for name, knob in KNOBS.items()}
 
@@ -225,17 +222,17 @@ def _unsupported(got: dict[str, Any], value: dict[str, Any], lora: Lora | None, 
     for name, stages in REFUSED.items():
         if got.get(name) not in (None, False, 0, 0.0):
             found |= dict.fromkeys(stages, f"--{name} {got[name]} has no formula here")
-    if value["use_vllm"] and value["vllm_importance_sampling_mode"] not in formulas.CORRECTIONS:
-        reason = f"--vllm_importance_sampling_mode {value['vllm_importance_sampling_mode']} has no formula here"
-        found |= dict.fromkeys((*STEP, "logging"), reason)
+    everything = (*STEP, "logging")
+    for name, stages, known, asked in (
+        ("vllm_importance_sampling_mode", everything, formulas.CORRECTIONS, value["use_vllm"]),
+        ("loss_type", everything, LOSSES, True),
+        ("optim", ("update",), (*TORCH_ADAMW, *formulas.OPTIMIZERS), True),
+        ("lr_scheduler_type", ("schedule",), formulas.SCHEDULES, True),
+    ):
+        if asked and value[name] not in known:
+            found |= dict.fromkeys(stages, f"--{name} {value[name]} has no formula here")
     if world > 1 and float(value["top_entropy_quantile"]) < 1:
-        found |= dict.fromkeys((*STEP, "logging"), "--top_entropy_quantile over several processes has no formula here")
-    if value["loss_type"] not in LOSSES:
-        found |= dict.fromkeys((*STEP, "logging"), f"--loss_type {value['loss_type']} has no formula here")
-    if value["optim"] not in (*TORCH_ADAMW, *formulas.OPTIMIZERS):
-        found["update"] = f"--optim {value['optim']} has no formula here"
-    if value["lr_scheduler_type"] not in formulas.SCHEDULES:
-        found["schedule"] = f"--lr_scheduler_type {value['lr_scheduler_type']} has no formula here"
+        found |= dict.fromkeys(everything, "--top_entropy_quantile over several processes has no formula here")
     if lora is not None and lora.dropout:
         found |= dict.fromkeys(("sampling", *STEP, "logging"), "dropout of the adapters is random")  # TRL generates with it, too
     if lora is not None and lora.bias != "none":

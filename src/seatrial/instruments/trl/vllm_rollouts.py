@@ -10,10 +10,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -26,14 +26,13 @@ from seatrial.instruments.refit.refit_driver import REPLICA, RefitDriver
 from seatrial.instruments.shadow import formulas
 from seatrial.instruments.shadow.interface import ShadowSettings
 from seatrial.instruments.trl import seeded_rollouts
-from seatrial.instruments.trl.import_proofs import WRONG_IMPORT
 from seatrial.instruments.trl.recorders import say
 from seatrial.instruments.trl.seeded_rollouts import RefittedRollouts
+from seatrial.instruments.witness import WRONG_IMPORT
 
 PROCESS = "vllm"
 PACKAGES = ("torch", "transformers", "vllm")
-BREAKS = {"swap-layers": "swap-tensors"}
-"""Faults that the worker extension makes under another name."""
+BREAKS = {"swap-layers": "swap-tensors"}  # faults that the worker extension makes under another name
 PROMPT_TOKENS = 120
 
 
@@ -53,72 +52,57 @@ class Engine(vllm_loop.Engine):
         self.python, self.out = python, out
 
     def begin(self, imports: Path, under_test: Sequence[str]) -> None:
-        """Wait for the server, and let its worker prove its imports."""
         self.server.__enter__()
         said = self.client.call("/version", method="GET")["version"]
         row = {"fact": "process", "process": "generator", "engine": f"vLLM {said}", "python": self.python}
         facts.append(self.out / "facts.jsonl", row | {"pid": self.server.process.pid, "parent": os.getpid()})
         expected = dict(item.split("=", 1) for item in under_test)
         given = {"path": str(imports / "imports.jsonl"), "process": PROCESS, "packages": PACKAGES, "expected": expected}
-        problems = self.rpc("seatrial_imports", **given)
-        for problem in problems:
-            say(f"wrong import in {PROCESS}: {problem}")
-        if problems:
+        if problems := self.rpc("seatrial_imports", **given):
+            for problem in problems:
+                say(f"wrong import in {PROCESS}: {problem}")
             sys.exit(WRONG_IMPORT)
         say(f"imports proven in {PROCESS}")
 
     def loaded(self, imports: Path, under_test: Sequence[str]) -> None:
-        """Write which files of the checkouts the worker loaded."""
         roots = sorted({item.split("=", 1)[1] for item in under_test})
         self.rpc("seatrial_loaded", path=str(imports / "loaded.jsonl"), process=PROCESS, roots=roots)
 
     def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], length: int, *_: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Completions, each from its own seed."""
         return vllm_loop.stamped(self.client.rollouts(prompts, length, seeds))
 
     def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], _: Any) -> list[list[float]]:  # type: ignore[override]
-        """Of given completions."""
         rows = [[*prompt, *done] for prompt, done in zip(prompts, completions, strict=True)]
         return self.client.logprobs(rows, [len(prompt) for prompt in prompts])
 
     def close(self) -> None:
-        """End the server with all its processes, and remove what was shared."""
         super().close()
         self._directory.cleanup()
 
 
 class ServedRollouts(RefittedRollouts):
-    """A rollout function for the trainer: refit the server, prove it, sample."""
-
     def __init__(self, engine: Engine, imports: Path, under_test: Sequence[str], seed: int, fault: str | None) -> None:
         super().__init__(engine, engine.out, seed, fault)
         self.engine, self.imports, self.under_test = engine, imports, under_test
 
     def export(self, model: Any) -> dict[str, Any]:
         """The weights under the names of a checkpoint, which is what vLLM loads."""
-        from transformers.core_model_loading import revert_weight_conversion
-
-        return {name: value.contiguous() for name, value in revert_weight_conversion(model, super().export(model)).items()}
+        return vllm_loop.by_checkpoint_name(model, super().export(model))
 
     def begin(self) -> None:
-        """The server is waited for."""
         self.engine.begin(self.imports, self.under_test)
 
     def finish(self) -> None:
-        """What became of every tensor of the worker, and which files it loaded."""
         super().finish()
         self.engine.loaded(self.imports, self.under_test)
 
 
-OPTIONS = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")
-"""What TRL's guide starts the server with."""
-TRANSPORT = "trl"
+OPTIONS = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")  # what TRL's guide starts the server with
 MISMATCH = 0.3
 """How far the log-probabilities that TRL is told are moved at most. On one CPU in fp32 the server's are the policy's, and TRL's
 correction for the difference would have no effect: neither would its bugs."""
 SKIPPED, SWAPPED, MANGLED = "sync-skips-tensor", "sync-swaps-names", "sync-mangles-name"
-SYNC_FAULTS = (SKIPPED, SWAPPED, MANGLED)
-"""Of this sync."""
+MOST = 20.0  # the largest difference of two log-probabilities that the trainer is told: more is no number once it is an error
 
 
 def server_paths(python: str) -> tuple[str, ...]:
@@ -126,31 +110,6 @@ def server_paths(python: str) -> tuple[str, ...]:
     asked = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pip') is None)"
     lacks = subprocess.run([python, "-c", asked], check=False, timeout=60).returncode
     return (str(Path(__file__).parent / "standin_server"),) if lacks else ()
-
-
-MOST = 20.0
-"""The largest difference of two log-probabilities that is told: more is no number once it is an error."""
-
-
-class _Device:
-    """What TRL's check of the device sees in place of a CPU."""
-
-    type, index = "cuda", None
-
-
-class _Torch(ModuleType):
-    """torch, with that device."""
-
-    def __init__(self, real: Any) -> None:
-        super().__init__("torch")
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def device(self, *_: Any) -> _Device:
-        """Any device."""
-        return _Device()
 
 
 class Transport:
@@ -174,18 +133,18 @@ class Transport:
         init = vllm_client.VLLMClient.init_communicator
 
         def init_communicator(client: Any, device: Any = 0) -> None:
-            with _named_cuda(vllm_client):
+            # TRL refuses a trainer that is not on CUDA; all else of it is its own.
+            cuda = SimpleNamespace(type="cuda", index=None)
+            with mock.patch.object(vllm_client, "torch", SimpleNamespace(**{**vars(torch), "device": lambda *_: cuda})):
                 init(client, device)
 
         vllm_client.VLLMClient.init_communicator = init_communicator
 
     def open(self, init_info: dict[str, Any]) -> Sender:
-        """The trainer's end."""
         self.sender = Sender(init_info["master_address"], init_info["master_port"])
         return self.sender
 
     def produce(self, iterator: Iterator[tuple[str, Any]], group: Sender, src: int, post_iter_func: Any) -> None:
-        """Send what TRL yields, in its order."""
         assert src == 0
         self.names = []
 
@@ -197,24 +156,13 @@ class Transport:
         group.send(values())
 
 
-@contextmanager
-def _named_cuda(module: Any) -> Iterator[None]:
-    """TRL refuses a trainer that is not on CUDA; all else of `init_communicator` is its own."""
-    real = module.torch
-    module.torch = _Torch(real)
-    try:
-        yield
-    finally:
-        module.torch = real
-
-
 class SyncDriver(RefitDriver):
     """A refit is one sync of TRL's own. `transport` is what it sends over, `policy` the model that it sends."""
 
     def __init__(
         self, engine: Engine, path: Path, first: dict[str, Any], sync: Callable[[], None], transport: Transport, policy: Any
     ) -> None:
-        super().__init__(engine, path, first, (TRANSPORT,), None)
+        super().__init__(engine, path, first, ("trl",), None)
         self.engine, self.sync, self.transport, self.policy = engine, sync, transport, policy
         self._row: dict[str, Any] = {}
         self._names: set[str] = set()
@@ -226,7 +174,7 @@ class SyncDriver(RefitDriver):
         self._names = set(hashes)
         self.write("hashes", side="sent", version=version, step=self.step, hashes=hashes)
         self._row = {"index": self.count, "step": self.step, "replica": REPLICA, "names": len(hashes), "version": version}
-        self._row |= {"transport": TRANSPORT, "kind": "sync", "modes": {}, "elements": sum(value.numel() for value in export.values())}
+        self._row |= {"transport": "trl", "kind": "sync", "modes": {}, "elements": sum(value.numel() for value in export.values())}
         self._row |= {"produced": fingerprint.tree(hashes).root, "stale_names": len(fingerprint.differing(hashes, held))}
         return self._row, hashes
 
@@ -266,25 +214,24 @@ class SyncedGeneration(ServedRollouts):
         engine.server.__enter__()  # TRL would wait for a server that is dead
 
     def attach(self, trainer: Any, recorded: Any = None) -> None:
-        """Around TRL's two calls; `recorded` is given what was generated."""
         self.trainer, self.recorded = trainer, recorded
         generation = trainer.vllm_generation
-        if self.fault in SYNC_FAULTS:
+        if self.fault in (SKIPPED, SWAPPED, MANGLED):
             generation._iter_named_params = broken(generation._iter_named_params, self.fault)
         self.sync, self.draw = generation.sync_weights, generation.generate
         generation.sync_weights, generation.generate = self.observed_sync, self.observed_generate
 
     def new_driver(self, export: dict[str, Any]) -> RefitDriver:
-        """One that lets TRL send."""
-        return SyncDriver(self.engine, self.facts, export, self.sync, self.transport, self._model())
+        return SyncDriver(
+            self.engine, self.facts, export, self.sync, self.transport, self.trainer.accelerator.unwrap_model(self.trainer.model)
+        )
 
     def plain(self, model: Any) -> Any:
-        """Adapters are merged for the server."""
         return merge(model)
 
     def observed_sync(self) -> None:
         """One sync of TRL's: stale before, bit-equal after."""
-        with self._evaluated() as model:
+        with seeded_rollouts.evaluated(self.trainer) as model:
             self.refit(model, self.trainer.processing_class.pad_token_id, self.trainer.state.global_step)
 
     def observed_generate(self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None) -> Any:
@@ -298,7 +245,7 @@ class SyncedGeneration(ServedRollouts):
         made = {"tokens": completions, "logprobs": first, "version": held["version"], "incarnation": held["incarnation"]}
         if self.driver is None:
             raise RuntimeError("TRL generates before its first sync")
-        with self._evaluated() as model:
+        with seeded_rollouts.evaluated(self.trainer) as model:
             self.sampled(self.driver, made, given, self._scores(model, given, completions, first))
         told = [self._moved([*prompt, *made], said) for prompt, made, said in zip(given, completions, logprobs, strict=True)]
         if self.recorded is not None:
@@ -331,21 +278,6 @@ class SyncedGeneration(ServedRollouts):
         chance = random.Random(f"{self.seed} {self.trainer.state.global_step} {tokens}")
         return [[value + chance.uniform(-MISMATCH, MISMATCH) for value in entry] for entry in said]
 
-    @contextmanager
-    def _evaluated(self) -> Iterator[Any]:
-        """The policy in evaluation mode; a server that is gone ends the run with its cause."""
-        model = self._model()
-        training = model.training
-        model.eval()
-        try:
-            yield model
-        except RefitRefused as refusal:
-            raise RuntimeError(str(refusal)) from None  # the first exception of a chain is taken for the cause
-        model.train(training)
-
-    def _model(self) -> Any:
-        return self.trainer.accelerator.unwrap_model(self.trainer.model)
-
 
 def merge(model: Any) -> Any:
     """The policy as a plain model: in a copy, each adapted layer becomes a linear one with `W + (B @ A) * scale`.
@@ -369,17 +301,15 @@ def merge(model: Any) -> Any:
 
 def broken(walk: Any, fault: str) -> Any:
     """TRL's walk over the parameters with a bug: one norm is left out, keeps a wrapper's prefix, or changes its name with another."""
+    one, two = "layers.0.input_layernorm", "layers.0.post_attention_layernorm"
 
     def walked() -> Iterator[tuple[str, Any]]:
         for name, value in walk():
-            first = "layers.0." in name
-            if fault == SKIPPED and first and "input_layernorm" in name:
-                continue
-            if fault == MANGLED and first and "input_layernorm" in name:
-                name = f"_orig_mod.{name}"
-            if fault == SWAPPED and first and "layernorm" in name:
-                one, two = "input_layernorm", "post_attention_layernorm"
+            if fault == SWAPPED:
                 name = name.replace(one, two) if one in name else name.replace(two, one)
-            yield name, value
+            elif one in name and fault == MANGLED:
+                name = f"_orig_mod.{name}"
+            if fault != SKIPPED or one not in name:
+                yield name, value
 
     return walked
