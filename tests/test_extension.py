@@ -119,7 +119,7 @@ def test_a_distribution_hides_another_of_its_name_further_down_the_path(
         ("toy:LOOP", "1 / 0\n", "cannot be loaded: ZeroDivisionError"),
         ("toy:LOOP", "raise SystemExit(3)\n", "cannot be loaded: SystemExit"),
         ("toy:LOOP", "", "cannot be loaded: AttributeError"),
-        ("toy:LOOP", "class LOOP:\n    name = 'my-toy'\n", "is no loop: it has no checkouts, chosen, "),
+        ("toy:LOOP", "class LOOP:\n    name = 'my-toy'\n", "is no loop: it is no seatrial.core.loop.Loop"),
         ("toy", "", "is not of the form module:object"),
         ("", None, "is not of the form module:object"),
     ],

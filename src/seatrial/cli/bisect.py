@@ -209,8 +209,8 @@ def _begin(asked: flag.Flags, out: Path | None, replay: Path | None, dry_run: bo
 
 def _marks(replay: Path, asked: flag.Flags) -> EarlierMarks:
     from seatrial.bisect.git_bisect_log import read_marks
-    from seatrial.cli.request import named_path
     from seatrial.evidence.git import top_level
+    from seatrial.trial.trial_request import named_path
 
     return read_marks(replay, top_level(named_path(next(iter(asked.repos or ["."])))[1]))
 
@@ -253,8 +253,9 @@ def _show(plan: BisectPlan, ahead: str) -> None:
 def _conduct(path: Path, json: bool) -> NoReturn:
     from seatrial.bisect import bisect_dir
     from seatrial.bisect.bisect_runner import run_bisect
-    from seatrial.cli.request import load_config, profile_named
+    from seatrial.cli.request import profile_named
     from seatrial.core.errors import UserError
+    from seatrial.trial.trial_request import load_config
 
     plan = bisect_dir.load_plan(path)
     profile = profile_named(load_config(None, None), plan.on) if plan.on else None

@@ -71,6 +71,7 @@ def check_trial(words: Sequence[str], main: Path) -> None:
     import typer
     from typer.exceptions import TyperException
 
+    from seatrial.cli.request import given_options
     from seatrial.cli.run import run
     from seatrial.core.errors import UserError
     from seatrial.loops import get_loop
@@ -88,8 +89,8 @@ def check_trial(words: Sequence[str], main: Path) -> None:
         raise UserError("--trial: --out is chosen for each commit", "leave it out; the trial of each run is kept in its steps/ directory")
     if asked["loop"] is None:
         return  # the seatrial.toml of each commit names it
-    options = {name: str(asked[name]) for name in ("device", "verl", "nemo_rl") if asked[name] is not None}
-    loop = get_loop(asked["loop"]).configured(options)
+    options = given_options(asked["opt"], {name: asked[name] for name in ("device", "verl", "nemo_rl")})
+    loop = get_loop(asked["loop"]).configured({name: str(value) for name, value in options.items()})
     if asked["level"] is not None:
         parse_levels(asked["level"], loop)
 
@@ -343,9 +344,9 @@ def _repos(flags: Flags) -> tuple[Repo, ...]:
     """The repositories with their ends as commits."""
     from seatrial.bisect.bisect_records import Repo
     from seatrial.bisect.commit_history import resolve_commit
-    from seatrial.cli.request import named_path
     from seatrial.core.errors import UserError
     from seatrial.evidence.git import top_level
+    from seatrial.trial.trial_request import named_path
 
     named = [named_path(text) for text in flags.repos or ["."]]
     paths = {name or top_level(path).name: top_level(path) for name, path in named}

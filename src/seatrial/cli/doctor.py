@@ -21,6 +21,7 @@ import typer
 from seatrial.cli import request
 from seatrial.core.records import replace
 from seatrial.core.text import as_rows
+from seatrial.trial.trial_request import TrialRequest, ask, named_path
 
 if TYPE_CHECKING:
     from seatrial.core.config import Loaded
@@ -63,6 +64,7 @@ def doctor(
     device: request.Device = None,
     verl: request.Verl = None,
     nemo_rl: request.NemoRl = None,
+    opt: request.Opt = None,
     auto: request.Auto = False,
     base: request.Base = None,
     python: request.Python = None,
@@ -77,10 +79,10 @@ def doctor(
     from seatrial.core.verdict import ExitCode
     from seatrial.trial.preflight import of_machine
 
-    options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
-    passed = tuple(context.obj or ())
+    flags = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
+    others = {"levels": level, "model": model, "changes": change, "base": base, "python": python}
+    loaded = request.loaded_with(opt, flags, settings, config, loop, arguments=context.obj or (), **others)
     groups = [OrderedGroup(MACHINE, of_machine(os.environ))]
-    loaded = request.load_config(config, settings, loop, level, model, change, base, python, passed, options)
     _require_usable(loaded, auto)
     if loop is not None:
         groups.append(OrderedGroup(" ".join([loop, *(["--device", device] if device else [])]), _findings(loaded, auto)))
@@ -100,7 +102,7 @@ def _require_usable(loaded: Loaded, auto: bool) -> None:
     if auto and not paths:
         raise UserError("--auto needs a change to read", "name the checkout under test with --change PATH")
     for word in paths:
-        path = request.named_path(word)[1]
+        path = named_path(word)[1]
         if not path.exists():
             raise UserError(f"{path}: no such directory", "name an existing checkout with --change PATH")
     for name in CHECKOUTS:
@@ -112,13 +114,13 @@ def _require_usable(loaded: Loaded, auto: bool) -> None:
 def _every(loaded: Loaded, auto: bool, device: str | None) -> list[OrderedGroup]:
     """Each loop with the options that it takes; what every one of them refuses is wrong usage."""
     from seatrial.core.errors import UserError
-    from seatrial.core.loop import as_finding
+    from seatrial.core.loop import as_finding, read_options
     from seatrial.loops import get_loop
-    from seatrial.loops.base_loop import require_known_options
 
     chosen = [(name, given) for name, given in EVERY if not device or given.get("device", device) == device]
-    known = {name: get_loop(name).options() for name, _ in chosen}
-    require_known_options("every loop", {key: text for options in known.values() for key, text in options.items()}, loaded.config.options)
+    known = {name: {option.name: option for option in get_loop(name).options} for name, _ in chosen}
+    wrong = set(loaded.config.options) - {name for options in known.values() for name in options}
+    read_options("every loop", [one for options in known.values() for one in options.values()], dict.fromkeys(wrong, ""))
     made, refused = list[OrderedGroup](), list[UserError]()
     for name, given in chosen:
         try:
@@ -151,11 +153,11 @@ def _findings(loaded: Loaded, auto: bool) -> tuple[Finding, ...]:
 
     made: list[Finding] = []
     try:
-        asked = request.ask(loaded, auto)
+        asked = ask(loaded, auto)
     except (UserError, BlockedError) as error:
         made.append(as_finding(error, "request"))
         try:  # a checkout that cannot be read must not hide the rest
-            asked = _with_options(request.ask(_without_checkouts(loaded), auto=False), loaded)
+            asked = _with_options(ask(_without_checkouts(loaded), auto=False), loaded)
         except (UserError, BlockedError):
             raise error from None
     for level in asked.plan.levels:
@@ -192,7 +194,7 @@ def _without_checkouts(loaded: Loaded) -> Loaded:
     return dataclasses.replace(loaded, config=replace(config, change=change, options=options))
 
 
-def _with_options(asked: request.TrialRequest, loaded: Loaded) -> request.TrialRequest:
+def _with_options(asked: TrialRequest, loaded: Loaded) -> TrialRequest:
     """What was asked with all options again: a checkout that git cannot read was named all the same."""
     import dataclasses
 
@@ -202,7 +204,7 @@ def _with_options(asked: request.TrialRequest, loaded: Loaded) -> request.TrialR
     return dataclasses.replace(asked, loop=loop, plan=replace(asked.plan, options=loop.chosen))
 
 
-def _environment(asked: request.TrialRequest) -> tuple[Path | None, tuple[Finding, ...]]:
+def _environment(asked: TrialRequest) -> tuple[Path | None, tuple[Finding, ...]]:
     """The loop's interpreter, None where there is none, and what there is to say about it."""
     from seatrial.core.errors import BlockedError, UserError
     from seatrial.core.loop import as_finding, gather
@@ -228,20 +230,12 @@ def _environment(asked: request.TrialRequest) -> tuple[Path | None, tuple[Findin
     return found.python, checked or found.findings
 
 
-def _context(asked: request.TrialRequest, python: Path | None) -> Context:
+def _context(asked: TrialRequest, python: Path | None) -> Context:
     from seatrial.core.loop import Context
     from seatrial.trial.staging import engine_interpreters
 
-    return Context(
-        run_dir=Path(asked.loaded.config.run.trials).absolute(),
-        python=python or Path("no-interpreter"),
-        model=asked.plan.model,
-        levels=tuple(item.name for item in asked.plan.levels if not item.skip),
-        changes=asked.plan.changes,
-        arguments=asked.plan.arguments,
-        options=asked.plan.options,
-        environments=engine_interpreters(),
-    )
+    trials = Path(asked.loaded.config.run.trials).absolute()
+    return Context.of(asked.plan, trials, python or Path("no-interpreter"), engine_interpreters())
 
 
 def _next(groups: Sequence[OrderedGroup], loop: str | None) -> str:
@@ -264,7 +258,8 @@ def _taken(words: Sequence[str], title: str) -> Iterator[str]:
     from seatrial.loops import get_loop
 
     name, *said = title.split()
-    left = [_flag(option) for option in ("device", *CHECKOUTS) if option not in get_loop(name).options() or _flag(option) in said]
+    known = {option.name for option in get_loop(name).options}
+    left = [_flag(option) for option in ("device", *CHECKOUTS) if option not in known or _flag(option) in said]
     rest = iter(words)
     for word in rest:
         if word == "--":

@@ -153,11 +153,12 @@ def submit(
     take every job, else with 99.
     """
     from seatrial.cli.input_files import read_jobs
-    from seatrial.cli.request import load_config, profile_named
+    from seatrial.cli.request import profile_named
     from seatrial.core.errors import UserError
     from seatrial.runtime import slurm_submit as slurm
     from seatrial.runtime.interrupt import Interruptible
     from seatrial.runtime.local_jobs import gpus_here
+    from seatrial.trial.trial_request import load_config
 
     if on == "local":
         if dry_run:
@@ -283,9 +284,10 @@ def resubmit(
     config: ConfigFile = None,
 ) -> None:
     """Submit again what is not done: these units, and the jobs that come after them."""
-    from seatrial.cli.request import load_config, profile_named
+    from seatrial.cli.request import profile_named
     from seatrial.runtime import slurm_submit as slurm
     from seatrial.runtime.interrupt import Interruptible
+    from seatrial.trial.trial_request import load_config
 
     name, profile = profile_named(load_config(config, None), on)
     directory = _batch(directory)

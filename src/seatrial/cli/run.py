@@ -31,6 +31,7 @@ def run(
     device: request.Device = None,
     verl: request.Verl = None,
     nemo_rl: request.NemoRl = None,
+    opt: request.Opt = None,
     auto: request.Auto = False,
     base: request.Base = None,
     no_base: request.NoBase = False,
@@ -57,8 +58,9 @@ def run(
     from seatrial.core.errors import UserError
     from seatrial.trial.trial_request import require_fault, run_request, runner_request
 
-    options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
-    loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or (), options, no_base)
+    flags = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
+    others = {"levels": level, "model": model, "changes": change, "base": base, "python": python, "no_base": no_base}
+    loaded = request.loaded_with(opt, flags, settings, config, loop, arguments=context.obj or (), **others)
     asked = api.plan(configuration=loaded, auto=auto)
     if fault == "list":
         _list_faults(asked.loop)
@@ -148,12 +150,13 @@ def resume(
 
     from seatrial.core.errors import UserError
     from seatrial.trial import baseline, runner, slurm_job
+    from seatrial.trial.trial_request import load_config
 
     path = run.absolute()
     if on is None and (detach or settings or config):
         raise UserError("--detach, --set and --config are for trials on a cluster", "add --on slurm:PROFILE")
     if on is not None:
-        again(path, *request.profile_named(request.load_config(config, settings), on), detach=detach, json=json)
+        again(path, *request.profile_named(load_config(config, settings), on), detach=detach, json=json)
     slurm_job.refuse_while_active(path, os.environ)
     tell = listener(json)
     trial = runner.resume(path, tell)

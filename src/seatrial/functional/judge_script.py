@@ -318,7 +318,7 @@ def _printed(planned: PlannedScript, log: Path) -> Metrics | None:
     """What the loop of a script printed of its one run; None where it is not known, or where the script ran several."""
     if planned.known is None or not log.is_file():
         return None
-    printed = get_loop(planned.known.loop).read_console(log)
+    printed = get_loop(planned.known.loop).measures.read_console(log)
     return printed if printed.series and not printed.restarts and len(planned.asserted) == 1 else None
 
 
@@ -349,7 +349,7 @@ def _of_file(
     if one.steps:
         step, reached = _last_step(one.steps, planned.step_tags, metrics)
         checks.append(step)
-    found = examine(metrics, printed, get_loop(planned.known.loop).signals() if planned.known else COMMON)
+    found = examine(metrics, printed, get_loop(planned.known.loop).measures.signals if planned.known else COMMON)
     # A bound of the script's own is the one that counts.
     own = [check for check in found.doubts if not (check.subject == "bound" and _asserts(one, check.tag))]
     return Findings([*checks, *found.checks, *_all_finite(metrics, found)], own), reached, True

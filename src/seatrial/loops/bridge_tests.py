@@ -12,11 +12,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from seatrial.core.loop import Context, SideTests
+from seatrial.core.loop import Context, SideTests, read_tables
 from seatrial.core.records import RepoState
 from seatrial.core.specs import Conformance
 from seatrial.loops import MEGATRON_CPU
-from seatrial.loops.base_loop import read_tables
 
 GENERAL = (
     "tests/unit_tests/models/test_model_provider_mixin.py",

@@ -246,8 +246,7 @@ def _script(case: IsolationCase, isolation: Isolation, python: Path) -> str:
     place, plan = case.directory(isolation), case.plan(isolation)
     loop = loop_of(plan)
     level = _level(loop, case.result.number)
-    options = {**plan.options, **case.options(isolation)}
-    context = Context(place, python, plan.model, (level.name,), plan.changes, plan.arguments, options, engine_interpreters())
+    context = Context.of(plan, place, python, engine_interpreters(), options=case.options(isolation))
     directory = run_dir.level_directory(place, plan.levels[0])
     import_path = (*context.import_path(), *loop.import_path(context), str(place / "instruments"))
     changed = settings(isolation.arguments, isolation.options) or "nothing"
@@ -370,7 +369,7 @@ def localize_run(path: Path, number: int | None = None) -> Localization:
     candidates = _candidates(path, trial, number)
     for planned in candidates:
         directory = run_dir.level_directory(path, planned)
-        rows = loop.tokens(directory)
+        rows = loop.measures.tokens(directory)
         first = next(rows, None)
         if first is None:
             continue

@@ -342,7 +342,7 @@ def _compared(wanted: Baseline, before: Trial, place: Path, trial: Trial, reques
 
 def _bits(before: Trial, place: Path, trial: Trial, out: Path) -> tuple[BitComparison, ...]:
     """Every level that came to a verdict on both sides, bit by bit."""
-    is_clock = loop_of(trial.plan).is_clock
+    is_clock = loop_of(trial.plan).measures.is_clock
     old = {(level.number, level.name): level for level in before.levels if level.verdict in FINAL and level.directory}
     pairs = [(old.get((level.number, level.name)), level) for level in trial.levels if level.verdict in FINAL and level.directory]
     return tuple(compare_levels(level.number, place / there.directory, out / level.directory, is_clock) for there, level in pairs if there)

@@ -80,7 +80,7 @@ def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[
     diagnosis = _diagnose(bench, directory, phases, outcomes)
     complete = len(outcomes) == len(phases) and all(o.ended == "exited" and o.exit_code == 0 for o in outcomes)
     expected = min((phase.steps for phase in phases if phase.steps is not None), default=None)
-    reached = loop.steps_reached(metrics)
+    reached = loop.measures.steps_reached(metrics)
     trained = len(outcomes) == len(phases) and expected is not None and reached is not None and reached >= expected
     checks, unproven = tuple[CheckResult, ...](), ""
     if complete or trained:  # a crash after the last step is no Pass, but what was measured is measured
@@ -96,7 +96,7 @@ def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[
         wrong_imports=_wrong_imports(bench, directory, phases, complete),
         steps_expected=expected,
         steps_reached=reached,
-        vacuous=loop.vacuous(metrics) if complete else None,
+        vacuous=loop.measures.vacuous(metrics) if complete else None,
         loop_under_test=any(loop.name.replace("-", "_") in repo.packages for repo in bench.context.changes if not repo.companion),
         change_roots=tuple(root for repo in bench.context.changes if not repo.companion for root in (repo.path, repo.synced) if root),
     )
@@ -143,7 +143,7 @@ def _next_steps(bench: RunContext, result: LevelResult) -> tuple[str, ...]:
         level=result.number,
         run=str(context.run_dir),
         changes=tuple(f"{repo.name}={repo.path}" for repo in context.changes if not repo.companion),
-        options={name: value for name, value in context.options.items() if name in loop.options()},
+        options={name: value for name, value in context.options.items() if name in {option.name for option in loop.options}},
         model=context.model if context.model != loop.default_model else None,
         arguments=tuple(bench.redactor.value(context.arguments)),
         compared=any(repo.base for repo in context.changes if not repo.companion),
@@ -157,7 +157,7 @@ def _next_steps(bench: RunContext, result: LevelResult) -> tuple[str, ...]:
 
 def _has_tokens(bench: RunContext, result: LevelResult) -> bool:
     try:
-        return next(bench.loop.tokens(bench.context.run_dir / result.directory), None) is not None
+        return next(bench.loop.measures.tokens(bench.context.run_dir / result.directory), None) is not None
     except UserError:
         return True  # a torn log is there, and `localize` says what is wrong with it
 

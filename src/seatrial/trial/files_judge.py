@@ -169,20 +169,21 @@ class FileVerdict(Record):
 
 def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Level | None, expected: int | None) -> FileVerdict:
     """The verdict on a log and its metrics."""
+    measures = loop.measures
     diagnosis = read_diagnosis(loop, log)
-    printed = loop.read_console(log)
+    printed = measures.read_console(log)
     metrics = read_run(metric_paths) if metric_paths else printed
-    planned = expected if expected is not None else loop.steps_planned((*metric_paths, log))
+    planned = expected if expected is not None else measures.steps_planned((*metric_paths, log))
     done = loop.milestones()[-1]
     completed = diagnosis.milestone == done.id
     # A console that prints too little for a verdict is no failure of the run, nor is a run of another kind than the level's: what is
     # lacking makes it inconclusive, never a Pass.
-    other = loop.other_run(level, log) if level else None
-    scarce = other is not None or (not metric_paths and loop.unseen(metrics) is not None)
+    other = measures.other_run(log) if level else None
+    scarce = other is not None or (not metric_paths and measures.unseen(metrics) is not None)
     facts = read_facts(read_log(log), re.compile(done.pattern), re.compile(_step(loop).pattern))
-    reached = loop.steps_reached(metrics)
-    interval = loop.log_interval(tuple(metric_paths))
-    found = examine(metrics, printed if metric_paths else None, loop.signals(), _last(reached, planned, printed.steps_taken), interval)
+    reached = measures.steps_reached(metrics)
+    interval = measures.log_interval(tuple(metric_paths))
+    found = examine(metrics, printed if metric_paths else None, measures.signals, _last(reached, planned, printed.steps_taken), interval)
     left_out = left_out_of(log)
     found.doubts += [*_begun_late(loop, metrics, printed, facts), *one_run(facts), *_unread(left_out)]
     evidence = Evidence(
@@ -191,7 +192,7 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
         diagnosis=diagnosis,
         steps_expected=planned,
         steps_reached=reached,
-        vacuous=loop.vacuous(metrics),
+        vacuous=measures.vacuous(metrics),
     )
     if evidence.steps_reached is None and planned is None and diagnosis.verdict is None and (stages := read_stages(log)):
         return _staged(stages, diagnosis, log)
@@ -199,7 +200,11 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     checks = (*evidence.checks, *found.doubts)
     if judgement.verdict is Verdict.PASS:
         judgement = _inconclusive(loop, log, level, evidence, found, other) or judge(replace(evidence, checks=checks), loop.milestones())
-    limitations = (*_limitations(loop, level, metrics, not metric_paths, planned, scarce), *loop.not_exercised(log), *_skimmed(left_out))
+    limitations = (
+        *_limitations(loop, level, metrics, not metric_paths, planned, scarce),
+        *measures.not_exercised(log),
+        *_skimmed(left_out),
+    )
     return _result(FailureCase(judgement, evidence, checks, log, loop, level, measured=bool(metric_paths)), limitations)
 
 
@@ -228,7 +233,7 @@ def _begun_late(loop: Loop, metrics: Metrics, printed: Metrics, facts: LogFacts)
     """A run whose first rows are late was resumed, and says so. Made only where they are late."""
     made = []
     for where, source in (("metrics", metrics), ("log", printed)) if printed is not metrics else (("log", printed),):
-        losses = [series for tag, series in source.series.items() if series.steps and matches(tag, loop.signals().loss)]
+        losses = [series for tag, series in source.series.items() if series.steps and matches(tag, loop.measures.signals.loss)]
         if not losses or max(map(len, losses)) < 2 or (source is printed and (source.estimated or source.damage)):
             continue
         first, last = min(series.steps[0] for series in losses), max(series.steps[-1] for series in losses)
@@ -269,7 +274,7 @@ def _unseen(loop: Loop, level: Level | None, metrics: Metrics) -> str | None:
     if level is not None and level.number != 0:
         command = f"seatrial run {loop.name} --level {level.number}"
         return f"what level {level.number} proves cannot be seen in a log and metrics; run `{command}`"
-    return loop.unseen(metrics)
+    return loop.measures.unseen(metrics)
 
 
 def _several(evidence: Evidence) -> str | None:
@@ -303,7 +308,7 @@ def _limitations(
     if planned is None:
         made.append("the number of steps the run was to take is not known; give --expect-steps")
     for tag, series in metrics.series.items():
-        if matches(tag, loop.signals().loss) and series.steps and series.steps[0] > 1:
+        if matches(tag, loop.measures.signals.loss) and series.steps and series.steps[0] > 1:
             made.append(
                 f"{tag} begins at step {series.steps[0]}: the steps before it were not seen (a resumed run, or rows that are sparse)"
             )

@@ -168,7 +168,7 @@ def read_level_metrics(loop: Loop, directory: Path) -> Metrics:
     damage: list[Damage] = []
     overlaps: list[Overlap] = []
     sources: list[str] = []
-    for prefix, paths in loop.metric_files(directory).items():
+    for prefix, paths in loop.measures.metric_files(directory).items():
         try:
             found = read_metrics(paths, prefix)
         except UserError as error:

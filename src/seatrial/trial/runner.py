@@ -330,17 +330,9 @@ class TrialRunner:
         return replace(trial, findings=findings), bench
 
     def _bench(self, plan: Plan, interpreter: Interpreter) -> RunContext:
-        context = Context(
-            run_dir=self.request.out,
-            python=interpreter.python,
-            model=plan.model,
-            levels=tuple(level.name for level in plan.levels if not level.skip),
-            changes=plan.changes,
-            arguments=self.request.plan.arguments,  # those of the trial are redacted
-            options={**plan.options, **self.request.options},
-            environments=engine_interpreters(),
-        )
-        instruments = stage(self.loop, self.request.out)
+        given = self.request.plan.arguments  # those of the trial are redacted
+        context = Context.of(plan, self.request.out, interpreter.python, engine_interpreters(), given, self.request.options)
+        instruments = stage(self.request.out, self.loop.name)
         return RunContext(self.loop, context, instruments, dict(os.environ), self.redactor, self.request.limits, self.listener)
 
     def _begun(self, trial: Trial) -> Trial:

@@ -107,23 +107,14 @@ OPEN = b'__path__ = __import__("pkgutil").extend_path(__path__, __name__)\n'
 """Where Seatrial is installed, too, the rest of it stays reachable: pytest loads its plugins in every session."""
 
 
-def stage(loop: Loop, run_dir: Path) -> Path:
-    """Copy instruments and driver below `run_dir`; returns the directory for PYTHONPATH."""
-    return stage_packages(loop.instruments(), run_dir)
-
-
-def stage_packages(packages: tuple[Path, ...], run_dir: Path) -> Path:
-    """The same for any packages of ours; none are needed where a probe runs on its own. BlockedError on a full disk."""
+def stage(run_dir: Path, loop: str = "") -> Path:
+    """Copy the instruments below `run_dir`, with those of a loop; the directory for PYTHONPATH. BlockedError on a full disk."""
     require_room_for_instruments(run_dir)
-    target = run_dir / "instruments"
-    for source in (ROOT / "instruments", *packages):
-        others = {source / name.replace("-", "_") for name in loops.built_in()}  # each loop names its own folder of instruments
-        for file in sorted(file for file in source.rglob("*") if file.suffix in STAGED and others.isdisjoint(file.parents)):
-            write_bytes(target / "seatrial" / file.relative_to(ROOT), file.read_bytes())
-        for parent in (source / "x").relative_to(ROOT).parents:
-            place = target / "seatrial" / parent / "__init__.py"
-            if not place.exists():
-                write_bytes(place, OPEN if place.parent == target / "seatrial" else b"")
+    target, source = run_dir / "instruments", ROOT / "instruments"
+    others = {source / name.replace("-", "_") for name in loops.built_in() if name != loop}  # each loop names its own folder
+    for file in sorted(file for file in source.rglob("*") if file.suffix in STAGED and others.isdisjoint(file.parents)):
+        write_bytes(target / "seatrial" / file.relative_to(ROOT), file.read_bytes())
+    write_bytes(target / "seatrial" / "__init__.py", OPEN)
     return target
 
 

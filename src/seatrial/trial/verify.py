@@ -175,9 +175,7 @@ def _judged(path: Path, trial: Trial, level: LevelResult, directory: Path) -> Le
     if known is None or trial.environment is None:
         return None
     outcomes = _validated(tuple[PhaseOutcome, ...], directory / "phases.json")
-    names = tuple(planned.name for planned in trial.plan.levels if not planned.skip)
-    python, plan = Path(trial.environment.python), trial.plan
-    context = Context(path, python, plan.model, names, plan.changes, plan.arguments, plan.options, {})
+    context = Context.of(trial.plan, path, Path(trial.environment.python))
     bench = RunContext(loop, context, path / "instruments", {}, Redactor(os.environ), Limits(), lambda _: None)
     return assess(bench, known, directory, outcomes)[0]
 

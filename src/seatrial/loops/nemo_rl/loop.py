@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Self
 
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import real_path
-from seatrial.core.loop import Context, Fault, Footprint, Isolation, Phase, SideTests, Vacuity
+from seatrial.core.loop import Context, Footprint, Isolation, Loop, Measures, Option, Phase, SideTests
 from seatrial.core.records import CheckResult, Finding, LevelResult, RepoState
 from seatrial.core.records import replace as replace_record
-from seatrial.core.series import Metrics, TokenRow
-from seatrial.core.specs import CheckSpec, Concern, Level, Milestone, Signals, Signature, Surface
+from seatrial.core.series import Metrics
+from seatrial.core.specs import CheckSpec, Level
 from seatrial.loops import bridge_tests
-from seatrial.loops.base_loop import KEYS, BaseLoop, choice_option, int_option, read_tables, require_known_options
 from seatrial.loops.bridge_tests import conformance
 from seatrial.loops.host_findings import wrong_names
+from seatrial.loops.hydra import KEYS, size_options
 from seatrial.loops.nemo_rl import (
     failed_level,
     nemo_checkout,
@@ -36,7 +34,6 @@ from seatrial.loops.nemo_rl import (
     script_reader,
 )
 from seatrial.loops.nemo_rl.nemo_checkout import VERSION, Generation, generation
-from seatrial.loops.nemo_rl.nemo_metrics import SIGNALS
 from seatrial.loops.nemo_rl.nemo_runs import DEFAULT_MODEL, GPUS
 
 NO_LORA = (
@@ -47,7 +44,7 @@ NO_LORA = (
 
 def ladder(levels: Sequence[Level], options: Mapping[str, str]) -> tuple[Level, ...]:
     """The levels; a cluster is asked for the GPUs that are used."""
-    count = int_option(options, "gpus", GPUS)
+    count = int(options.get("gpus", GPUS))
     made = [replace_record(level, cost=replace_record(level.cost, gpus=count)) for level in levels]
     return tuple(replace_record(level, **_changed(level, options)) for level in made)
 
@@ -64,13 +61,13 @@ def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
         case "megatron-generation":
             return _megatron_generation(options)
         case "parallelism":
-            sizes = ", ".join(f"{name.upper()} {int_option(options, name, 2 if name == 'tp' else 1)}" for name in KEYS)
+            sizes = ", ".join(f"{name.upper()} {int(options.get(name, 2 if name == 'tp' else 1))}" for name in KEYS)
             return {**_titled(level, options.get("recipe", sizes)), **_too_few(options)}
         case "architecture":
             named = options.get("architecture", options.get("recipe", ""))
             return {**_titled(level, named), "skip": nemo_runs.why_no_architecture(options)}
         case "learning":
-            return {"steps": int_option(options, "steps", nemo_runs.LEARNING_STEPS[0], *nemo_runs.LEARNING_STEPS)}
+            return {"steps": int(options.get("steps", nemo_runs.LEARNING_STEPS[0]))}
     return {}
 
 
@@ -86,7 +83,7 @@ def _titled(level: Level, what: str) -> dict[str, object]:
 
 def _too_few(options: Mapping[str, str]) -> dict[str, object]:
     """One GPU has nothing to transfer to, and nothing to be parallel with."""
-    few = int_option(options, "gpus", GPUS) < 2
+    few = int(options.get("gpus", GPUS)) < 2
     return {"skip": "one GPU is not enough for it: name more with --set options.gpus=N"} if few else {}
 
 
@@ -112,7 +109,7 @@ def run_limitations(level: Level, context: Context) -> tuple[str, ...]:
         made.append(why)
     if level.name != "parallelism" and "recipe" not in context.options and "policy.megatron_cfg" not in " ".join(context.arguments):
         made.append("all parallel sizes were 1, but for experts where they are named: use level 4")
-    if level.name == "parallelism" and "recipe" not in context.options and int_option(context.options, "ep", 1) == 1:
+    if level.name == "parallelism" and "recipe" not in context.options and int(context.options.get("ep", 1)) == 1:
         made.append("expert parallel size 1: routing across ranks was not exercised")
     made += _foreign_core(context)
     if level.name == "refit":
@@ -214,100 +211,70 @@ def _marks(file: Path) -> set[str | None]:
     return found | {None} if re.search(rf"^pytestmark = .*mark\.({'|'.join(EXTRAS)})", text, re.MULTILINE) else found
 
 
-HERE = Path(__file__).parent
-OPTIONS = {
-    "nemo_rl": "the NeMo-RL checkout whose functionals are driven",
-    "gpus": "GPUs of the host, 2 unless said",
-    "bridge": "how the Bridge under test is used: path (first on PYTHONPATH) or sync (copied into the vendored tree, and restored)",
-    "tests": "on or off: the Bridge's and NeMo-RL's own unit tests before the levels",
-    "peft": "broken: this checkout's LoRA is known to be broken, leave it out of levels 1 and 6",
-    "transports": "transports of level 2, such as full,delta; all that the checkout has unless said",
-    "tp": "tensor parallel size of level 4",
-    "pp": "pipeline parallel size of level 4",
-    "cp": "context parallel size of level 4",
-    "ep": "expert parallel size of levels 4 and 5",
-    "etp": "expert tensor parallel size of levels 4 and 5",
-    "sequence_parallel": "true or false, in level 4",
-    "recipe": "a maintained recipe for levels 4 and 5, such as llm/grpo-llama3.2-1b-instruct-1n8g-megatron",
-    "architecture": f"what level 5 is for: {', '.join(nemo_runs.ARCHITECTURES)}",
-    "steps": "steps of level 6, 20 to 100",
-    "helpers": "local: build Megatron's dataset helpers in a node-local copy (home is full or read-only)",
-}
-CHOICES = {
-    "bridge": ("path", "sync"),
-    "tests": ("on", "off"),
-    "peft": ("on", "broken"),
-    "sequence_parallel": ("false", "true"),
-    "helpers": ("off", "local"),
-}
-NUMBERS = ("gpus", "tp", "pp", "cp", "ep", "etp")
 PACKAGES = {"bridge": "megatron.bridge", "megatron": "megatron.core", "nemo-rl": "nemo_rl", "nemo_rl": "nemo_rl"}
 """What a change of this name must provide."""
+RECIPE = "a maintained recipe for levels 4 and 5, such as llm/grpo-llama3.2-1b-instruct-1n8g-megatron"
 
 
-@cache
-def _levels() -> tuple[Level, ...]:
-    return read_tables(HERE / "levels.toml", "level", Level, beside=("concern", "surface"))
-
-
-@cache
-def _concerns() -> tuple[Concern, ...]:
-    return read_tables(HERE / "levels.toml", "concern", Concern, beside=("level", "surface"))
-
-
-@cache
-def _surfaces() -> tuple[Surface, ...]:
-    return read_tables(HERE / "levels.toml", "surface", Surface, beside=("level", "concern"))
-
-
-@cache
-def _milestones() -> tuple[Milestone, ...]:
-    return read_tables(HERE / "milestones.toml", "milestone", Milestone)
-
-
-@cache
-def _signatures() -> tuple[Signature, ...]:
-    return read_tables(HERE / "signatures.toml", "signature", Signature)
-
-
-class NemoRl(BaseLoop):
+class NemoRl(Loop):
     """See `seatrial.core.loop.Loop` for the contract."""
 
     name = "nemo-rl"
     title = "NeMo-RL"
+    folder = Path(__file__).parent
     default_model = DEFAULT_MODEL
-    environment: str | None = None
     footprint = Footprint(tmp_mb=1_000, tmp_inodes=5_000, shm_mb=8_000, ray=True)
+    measures = Measures(
+        signals=nemo_metrics.SIGNALS,
+        metric_files=nemo_outputs.metric_files,
+        read_console=nemo_outputs.read_console,
+        steps_reached=nemo_outputs.steps_reached,
+        steps_planned=nemo_outputs.steps_planned,
+        vacuous=nemo_metrics.vacuous,
+        unseen=nemo_metrics.unseen,
+        tokens=nemo_outputs.tokens,
+        other_run=nemo_outputs.other_run,
+    )
+    options = (
+        Option("nemo_rl", "the NeMo-RL checkout whose functionals are driven", "path"),
+        Option("gpus", "GPUs of the host", "number", str(GPUS)),
+        Option(
+            "bridge",
+            "how the Bridge under test is used: path (first on PYTHONPATH) or sync (copied into the vendored tree, and restored)",
+            "choice",
+            "path",
+            ("path", "sync"),
+        ),
+        Option("tests", "the Bridge's and NeMo-RL's own unit tests before the levels", "choice", "on", ("on", "off")),
+        Option("peft", "broken: leave LoRA out of levels 1 and 6, it is known to be broken there", "choice", "on", ("on", "broken")),
+        Option("transports", "transports of level 2, such as full,delta; all that the checkout has unless said"),
+        *size_options("level 4", "levels 4 and 5"),
+        Option("sequence_parallel", "in level 4", "choice", "false", ("false", "true")),
+        Option("recipe", RECIPE),
+        Option("architecture", "what level 5 is for", "choice", choices=nemo_runs.ARCHITECTURES),
+        Option("steps", "steps of level 6", "number", str(nemo_runs.LEARNING_STEPS[0]), (), *nemo_runs.LEARNING_STEPS),
+        Option(
+            "helpers",
+            "local: build Megatron's dataset helpers in a node-local copy (home is full or read-only)",
+            "choice",
+            "off",
+            ("off", "local"),
+        ),
+    )
 
-    def __init__(self, options: Mapping[str, str] | None = None) -> None:
-        given = options or {}
-        require_known_options(self.title, OPTIONS, given)
-        self.chosen: Mapping[str, str] = {name: str(real_path(Path(text))) if name == "nemo_rl" else text for name, text in given.items()}
-        for name, known in CHOICES.items():
-            choice_option(self.chosen, name, known)
-        for name in NUMBERS:
-            int_option(self.chosen, name, GPUS)
-        int_option(self.chosen, "steps", nemo_runs.LEARNING_STEPS[0], *nemo_runs.LEARNING_STEPS)
-        _require_transports(self.chosen)
-
-    def options(self) -> Mapping[str, str]:
-        """Each with its meaning."""
-        return OPTIONS
-
-    def configured(self, options: Mapping[str, str]) -> Self:
-        """The loop with these options."""
-        return type(self)(options)
+    def adjust(self) -> None:
+        """A checkout by its real place; transports that exist."""
+        if "nemo_rl" in self.chosen:
+            self.chosen = {**self.chosen, "nemo_rl": str(real_path(Path(self.chosen["nemo_rl"])))}
+        for name in self.chosen.get("transports", "full").split(","):
+            if name not in nemo_runs.TRANSPORTS:
+                known = ", ".join(nemo_runs.TRANSPORTS)
+                raise UserError(f"options.transports = {self.chosen['transports']!r}: {name!r} is none of {known}", "use full,delta")
 
     def checkouts(self) -> Mapping[str, Path]:
-        """The NeMo-RL checkout that is driven."""
         return {"nemo-rl": Path(self.chosen["nemo_rl"])} if "nemo_rl" in self.chosen else {}
 
-    def environments(self) -> Mapping[str, Path]:
-        """None: uv makes them, in the checkout."""
-        return {}
-
     def interpreter(self) -> Path:
-        """The Python of uv's environment."""
         return nemo_checkout.interpreter(self.chosen)
 
     def launcher(self) -> Path | None:
@@ -326,115 +293,37 @@ class NemoRl(BaseLoop):
         )
 
     def import_path(self, context: Context) -> tuple[str, ...]:
-        """The Megatron-LM of the Bridge, and the NeMo-RL checkout."""
         return nemo_checkout.import_path(context)
 
     def levels(self) -> tuple[Level, ...]:
-        """The ladder with these options."""
-        return ladder(_levels(), self.chosen)
-
-    def concerns(self) -> tuple[Concern, ...]:
-        """Those of levels.toml."""
-        return _concerns()
-
-    def surfaces(self) -> tuple[Surface, ...]:
-        """What NeMo-RL imports from Megatron-Bridge."""
-        return _surfaces()
-
-    def milestones(self) -> tuple[Milestone, ...]:
-        """Those of milestones.toml."""
-        return _milestones()
-
-    def signatures(self) -> tuple[Signature, ...]:
-        """Those of signatures.toml."""
-        return _signatures()
-
-    def faults(self) -> Mapping[str, Fault]:
-        """None: there is no NeMo-RL without a GPU to inject them into."""
-        return {}
-
-    def instruments(self) -> tuple[Path, ...]:
-        """Packages that run inside NeMo-RL's processes."""
-        return (HERE.parents[1] / "instruments" / "nemo_rl",)
+        return ladder(super().levels(), self.chosen)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
-        """The processes of one level."""
         return nemo_runs.phases(level, context, directory)
 
     def shown(self, level: Level, context: Context, directory: Path) -> tuple[str, ...]:
-        """What the scripts start, assert and write."""
         return script_dry_run.describe_scripts(level, context, directory)
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
-        """Changes that are what their names say, and what NeMo-RL needs."""
         return (*wrong_names(context, PACKAGES), *nemo_preflight.nemo_findings(context))
 
     def side_tests(self, context: Context) -> tuple[SideTests, ...]:
-        """The Bridge's tests for the diff, and NeMo-RL's for the surface."""
         return side_tests(context)
 
     def isolations(self, result: LevelResult) -> tuple[Isolation, ...]:
-        """Reruns that separate the suspects of a failure."""
         return failed_level.isolations(result)
 
     def next_steps(self, result: LevelResult, context: Context) -> tuple[str, ...]:
-        """Where a local snapshot of the model is, when the hub did not answer."""
         return failed_level.next_steps(result, context)
 
-    def tokens(self, directory: Path) -> Iterator[TokenRow]:
-        """The sequences that NeMo-RL wrote at each step."""
-        return nemo_outputs.tokens(directory)
-
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
-        """What this configuration leaves out."""
         return run_limitations(level, context)
 
-    def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
-        """The event files of each run; metrics.json where there are none."""
-        return nemo_outputs.metric_files(directory)
-
-    def read_console(self, log: Path) -> Metrics:
-        """Metrics from the lines that NeMo-RL prints."""
-        return nemo_outputs.read_console(log)
-
     def own_checks(self, level: Level, directory: Path) -> tuple[CheckSpec, ...]:
-        """The assertions of the functional."""
         return script_reader.own_checks(level, directory)
 
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-        """What facts and the configuration in force prove."""
         return nemo_proofs.proofs(level, directory, metrics)
-
-    def other_run(self, level: Level, log: Path) -> str | None:  # noqa: ARG002 - the contract
-        """The configuration that the log shows must be that of the levels: Megatron, not DTensor."""
-        return nemo_outputs.other_run(log)
-
-    def steps_reached(self, metrics: Metrics) -> int | None:
-        """The least last step of all training runs."""
-        return nemo_outputs.steps_reached(metrics)
-
-    def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
-        """What the log says."""
-        return nemo_outputs.steps_planned(paths)
-
-    def signals(self) -> Signals:
-        """Of NeMo-RL."""
-        return SIGNALS
-
-    def vacuous(self, metrics: Metrics) -> Vacuity | None:
-        """Nothing to learn from, or a transfer that was not made."""
-        return nemo_metrics.vacuous(metrics)
-
-    def unseen(self, metrics: Metrics) -> str | None:
-        """No gradient norm, or no rewards."""
-        return nemo_metrics.unseen(metrics)
-
-
-def _require_transports(options: Mapping[str, str]) -> None:
-    for name in options.get("transports", "full").split(","):
-        if name not in nemo_runs.TRANSPORTS:
-            known = ", ".join(nemo_runs.TRANSPORTS)
-            raise UserError(f"options.transports = {options['transports']!r}: {name!r} is none of {known}", "use full,delta")
 
 
 LOOP = NemoRl()

@@ -26,8 +26,8 @@ from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import Failed
-from seatrial.loops.base_loop import OVERRIDE_FORM, Sizes, int_option, is_override, override_key
 from seatrial.loops.host_findings import NoAnswerError, ask, gpus_here, run_child
+from seatrial.loops.hydra import OVERRIDE_FORM, Sizes, is_override, override_key
 from seatrial.loops.model_files import KINDS, ModelUse, cache_room, config_is_kind, hub_cache, hub_snapshot
 from seatrial.loops.model_files import model_findings as file_findings
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_runs, script_reader
@@ -203,7 +203,7 @@ def given_model_findings(context: Context) -> tuple[Finding, ...]:
 def expert_findings(context: Context) -> Iterator[Finding]:
     """Expert parallelism is about a model with experts: on a dense one it would show nothing."""
     wanted = context.options.get("architecture") == "moe" and "architecture" in context.levels
-    wanted = wanted or ("parallelism" in context.levels and int_option(context.options, "ep", 1) > 1)
+    wanted = wanted or ("parallelism" in context.levels and int(context.options.get("ep", 1)) > 1)
     if not wanted or "recipe" in context.options:
         return
     place = Path(context.model) if Path(context.model).is_dir() else hub_snapshot(context.model)

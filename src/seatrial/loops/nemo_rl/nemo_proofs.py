@@ -21,8 +21,8 @@ from seatrial.core.records import CheckResult
 from seatrial.core.series import Metrics, Series
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
-from seatrial.loops.base_loop import KEYS
 from seatrial.loops.console_lines import read_lines
+from seatrial.loops.hydra import KEYS
 from seatrial.loops.nemo_rl.nemo_metrics import (
     agreed,
     every_step,

@@ -15,7 +15,7 @@ from typing import Any
 from seatrial.core.guarded import parse_count, parse_step
 from seatrial.core.loop import Context, Phase
 from seatrial.core.specs import Level
-from seatrial.loops.base_loop import KEYS, Sizes, choice_option, int_option, override_key
+from seatrial.loops.hydra import KEYS, Sizes, override_key
 from seatrial.loops.nemo_rl import nemo_checkout, script_reader
 from seatrial.loops.nemo_rl.failed_level import relaxed
 from seatrial.loops.nemo_rl.nemo_checkout import Generation, checkout_of, generation, read_source
@@ -58,7 +58,7 @@ class ScriptCall:
 
 def gpus(context: Context) -> int:
     """GPUs of the host."""
-    return int_option(context.options, "gpus", GPUS)
+    return int(context.options.get("gpus", GPUS))
 
 
 def model_overrides(context: Context) -> tuple[str, ...]:
@@ -130,10 +130,10 @@ def why_no_architecture(options: Mapping[str, str]) -> str | None:
         return None
     if "architecture" not in options:
         return f"say which architecture is meant: --set options.architecture={'|'.join(ARCHITECTURES)}"
-    kind = choice_option(options, "architecture", ARCHITECTURES)
+    kind = options["architecture"]
     if "recipe" in options:
         return None
-    if kind == "moe" and int_option(options, "ep", MOE_EP) < 2:
+    if kind == "moe" and int(options.get("ep", MOE_EP)) < 2:
         return "without expert parallelism nothing shows that the model has experts: --set options.ep=2, or name a recipe"
     if kind == "mtp":
         return (
@@ -156,7 +156,7 @@ def architecture_call(context: Context) -> ScriptCall:
         words = ["--config", str((checkout_of(context) or Path()) / CONFIGS[kind]), *words]
     if kind in ("moe", "fp8"):
         default = MOE_EP if kind == "moe" else 1
-        sizes = Sizes(ep=int_option(context.options, "ep", default), etp=int_option(context.options, "etp", 1))
+        sizes = Sizes(ep=int(context.options.get("ep", default)), etp=int(context.options.get("etp", 1)))
         words += [*size_overrides(sizes), "policy.generation.vllm_cfg.tensor_parallel_size=1"]
         claims |= size_claims(sizes)
     return ScriptCall("run", SCRIPTS[kind], steps, tuple(words), claims, sizes=sizes, trainers=gpus(context))
@@ -319,7 +319,7 @@ def _megatron_generation(context: Context) -> ScriptCall:
 def stress_sizes(context: Context) -> Sizes:
     """As asked for; else tensor parallel over two GPUs."""
     given = context.options
-    return Sizes(*(int_option(given, name, 2 if name == "tp" else 1) for name in ("tp", "pp", "cp", "ep", "etp")))
+    return Sizes(*(int(given.get(name, 2 if name == "tp" else 1)) for name in ("tp", "pp", "cp", "ep", "etp")))
 
 
 def _parallelism(context: Context) -> ScriptCall:
@@ -342,7 +342,7 @@ def _asked(key: str, context: Context) -> bool:
 
 def _learning(context: Context) -> ScriptCall:
     """Twenty steps and more on data in a fixed order."""
-    steps = int_option(context.options, "steps", LEARNING_STEPS[0], *LEARNING_STEPS)
+    steps = int(context.options.get("steps", LEARNING_STEPS[0]))
     words = (*model_overrides(context), f"grpo.max_num_steps={steps}", "data.shuffle=false", "checkpointing.enabled=false")
     peft = no_peft(context.options, offered(context)) is None
     claims = {**common_claims(context, steps), "data.shuffle": False, **({"policy.megatron_cfg.peft.enabled": True} if peft else {})}

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from seatrial.checks.step import FILE, limitations
-from seatrial.core.loop import Context, Fault, Phase, Vacuity, gather
+from seatrial.checks.step import level_limitations
+from seatrial.core.loop import Context, Fault, Loop, Measures, Option, Phase, gather
 from seatrial.core.records import CheckResult, Finding
 from seatrial.core.series import Metrics
-from seatrial.core.specs import Level, Milestone, Signals, Signature
+from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.trl.fault_names import FAULTS
-from seatrial.loops.base_loop import PackagedLoop, read_tables
 from seatrial.loops.model_files import ModelUse, model_findings
 from seatrial.loops.trl import trl_metrics, trl_preflight, trl_proofs
-from seatrial.loops.trl.trl_metrics import SIGNALS
 from seatrial.loops.trl.trl_preflight import max_steps
 
-HERE = Path(__file__).parent
 DRIVE = "seatrial.instruments.trl"
 SEED = "42"
 SEEDS = 5
@@ -70,52 +65,28 @@ UNTIED = "tiny-untied"
 """Of level 3, unless a model is given: vLLM's CPU build cannot refit tied embeddings."""
 
 
-@cache
-def _levels() -> tuple[Level, ...]:
-    return read_tables(HERE / "levels.toml", "level", Level)
-
-
-class Trl(PackagedLoop):
+class Trl(Loop):
     """See `seatrial.core.loop.Loop` for the contract."""
 
     name = "trl"
     title = "TRL"
+    folder = Path(__file__).parent
     default_model = "tiny-dense"
-    environment: str | None = "trl"
-
-    def options(self) -> Mapping[str, str]:
-        """One, a path."""
-        return {trl_preflight.VLLM_OPTION: trl_preflight.VLLM_MEANING}
-
-    def configured(self, options: Mapping[str, str]) -> Self:
-        """The same loop with them."""
-        made = copy.copy(super().configured(options))
-        made.chosen = {name: str(Path(text).absolute()) for name, text in options.items()}
-        return made
-
-    def environments(self) -> Mapping[str, Path]:
-        """The pinned environment."""
-        return {"trl": HERE / "environment.lock"}
-
-    def levels(self) -> tuple[Level, ...]:
-        """The ladder of levels.toml."""
-        return _levels()
-
-    def milestones(self) -> tuple[Milestone, ...]:
-        """Those of milestones.toml."""
-        return read_tables(HERE / "milestones.toml", "milestone", Milestone)
-
-    def signatures(self) -> tuple[Signature, ...]:
-        """Those of signatures.toml."""
-        return read_tables(HERE / "signatures.toml", "signature", Signature)
+    environment = "trl"
+    options = (Option(trl_preflight.VLLM_OPTION, trl_preflight.VLLM_MEANING, "path"),)
+    measures = Measures(
+        signals=trl_metrics.SIGNALS,
+        read_console=trl_metrics.read_console,
+        steps_reached=trl_metrics.steps_reached,
+        steps_planned=trl_metrics.steps_planned,
+        log_interval=trl_metrics.log_interval,
+        vacuous=trl_metrics.vacuous,
+        unseen=trl_metrics.unseen,
+        is_clock=trl_metrics.is_clock,
+    )
 
     def faults(self) -> Mapping[str, Fault]:
-        """Those of instruments/trl/fault_names.py."""
         return dict(FAULTS)
-
-    def instruments(self) -> tuple[Path, ...]:
-        """Packages that run inside the loop's interpreter."""
-        return (HERE.parents[1] / "instruments" / "trl",)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         """The processes of one level."""
@@ -187,57 +158,10 @@ class Trl(PackagedLoop):
         return (made, other) if level.name == trl_preflight.VLLM_LEVEL else (made,)
 
     def shortfalls(self, level: Level, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
-        """What the tables of knobs of its recorded runs say."""
-        return limitations(sorted(path.parent for path in directory.rglob(FILE) if "attempts" not in path.parts))
-
-    def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
-        """One metrics.jsonl per phase; a level with several phases tells them apart by prefix."""
-        found = sorted(directory.glob("*/metrics.jsonl"))
-        return {("" if path.parent.name == "run" else f"{path.parent.name}/"): (path,) for path in found}
-
-    def read_console(self, log: Path) -> Metrics:
-        """Metrics from the rows that the trainer prints."""
-        return trl_metrics.read_console(log)
+        return level_limitations(directory)
 
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-        """What the facts prove."""
         return trl_proofs.prove(level, directory, metrics)
-
-    def steps_reached(self, metrics: Metrics) -> int | None:
-        """The least last step of all training runs: a level with several is done when each of them is.
-
-        The row that closes a run counts as a loss does: losses may be logged less often than at every step.
-        """
-        runs: dict[str, int] = {}
-        for tag, series in metrics.series.items():
-            run, _, name = tag.rpartition("/")
-            if name in ("loss", "train_runtime") and not trl_metrics.is_evaluation(run) and series.steps:
-                runs[run] = max(runs.get(run, 0), series.steps[-1])
-        return min(runs.values(), default=metrics.last_step())
-
-    def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
-        """max_steps of the trainer_state.json files, or what the log says."""
-        return trl_metrics.steps_planned(paths)
-
-    def signals(self) -> Signals:
-        """Of Trainer."""
-        return SIGNALS
-
-    def log_interval(self, paths: tuple[Path, ...]) -> int | None:
-        """logging_steps of the trainer_state.json files."""
-        return trl_metrics.log_interval(paths)
-
-    def vacuous(self, metrics: Metrics) -> Vacuity | None:
-        """No reward variance, or a learning rate of zero."""
-        return trl_metrics.vacuous(metrics)
-
-    def is_clock(self, metric: str) -> bool:
-        """Times and rates."""
-        return trl_metrics.is_clock(metric)
-
-    def unseen(self, metrics: Metrics) -> str | None:
-        """No gradient norm, or no spread of rewards."""
-        return trl_metrics.unseen(metrics)
 
 
 def world_size(phase: Phase) -> int:

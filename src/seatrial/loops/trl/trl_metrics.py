@@ -238,6 +238,19 @@ def _end_by_epochs(rows: Iterable[_Row], taken: int | None) -> int | None:
     return round(end) if unsure < 0.5 and end > taken else None
 
 
+def steps_reached(metrics: Metrics) -> int | None:
+    """The least last step of all training runs: a level with several is done when each of them is.
+
+    The row that closes a run counts as a loss does: losses may be logged less often than at every step.
+    """
+    runs: dict[str, int] = {}
+    for tag, series in metrics.series.items():
+        run, _, name = tag.rpartition("/")
+        if name in ("loss", "train_runtime") and not is_evaluation(run) and series.steps:
+            runs[run] = max(runs.get(run, 0), series.steps[-1])
+    return min(runs.values(), default=metrics.last_step())
+
+
 def steps_planned(paths: tuple[Path, ...]) -> int | None:
     """The largest max_steps of the trainer_state.json files among or below `paths`; else what a log among them says."""
     files = [file for path in paths for file in (path.rglob("trainer_state.json") if path.is_dir() else [path])]

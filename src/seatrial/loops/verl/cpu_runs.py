@@ -22,8 +22,8 @@ from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.verl.import_check import MARK
 from seatrial.instruments.verl.verl_process import PARTS, RECORD_VARIABLE
-from seatrial.loops.base_loop import int_option, is_override
 from seatrial.loops.host_findings import run_child
+from seatrial.loops.hydra import is_override
 from seatrial.loops.model_files import ModelUse, model_findings
 from seatrial.loops.verl.cpu_proofs import CONTROL_STEPS, prove
 from seatrial.loops.verl.cpu_settings import GRPO, GRPO_LOSS, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, RECORDED, SETTINGS
@@ -132,7 +132,7 @@ class Cpu:
 
     def levels(self, ladder: Sequence[Level], options: Mapping[str, str]) -> tuple[Level, ...]:
         """The ladder, with the asked number of steps for level 5."""
-        steps = int_option(options, "steps", LEARNING_STEPS[0], *LEARNING_STEPS)
+        steps = int(options.get("steps", LEARNING_STEPS[0]))
         return tuple(replace_record(level, **{"steps": steps} if level.name == "learning" else {}) for level in ladder)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:

@@ -17,8 +17,8 @@ from seatrial.core.records import Finding
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.loops import model_files
-from seatrial.loops.base_loop import KEYS, Sizes, choice_option, int_option
 from seatrial.loops.host_findings import run_child
+from seatrial.loops.hydra import KEYS, Sizes
 from seatrial.loops.model_files import KINDS, ModelUse, cache_room, hub_snapshot
 from seatrial.loops.model_files import model_findings as file_findings
 from seatrial.loops.verl import verl_checkout
@@ -48,7 +48,7 @@ class Variant:
 
 def gpus(context: Context) -> int:
     """GPUs that the run uses."""
-    return int_option(context.options, "gpus", GPUS)
+    return int(context.options.get("gpus", GPUS))
 
 
 def common_variables(context: Context) -> dict[str, str]:
@@ -230,9 +230,9 @@ def why_no_architecture(options: Mapping[str, str]) -> str | None:
     """Why level 4 cannot be run with these options, or None."""
     if "architecture" not in options:
         return f"say which architecture is meant: --set options.architecture={'|'.join(ARCHITECTURES)}"
-    kind = choice_option(options, "architecture", ARCHITECTURES)
+    kind = options["architecture"]
     if kind == "moe":
-        return None if int_option(options, "gpus", GPUS) > 1 else "expert parallelism needs at least 2 GPUs"
+        return None if int(options.get("gpus", GPUS)) > 1 else "expert parallelism needs at least 2 GPUs"
     if kind == "qat":
         return "no script of verl's repository turns QAT on: its recipe lives elsewhere (docs/low_precision/nvfp4_qat.md)"
     script = VLM_SCRIPT if kind == "vlm" else MTP_SCRIPT
@@ -259,7 +259,7 @@ def example_script(context: Context) -> Variant:
     """One step of an example script."""
     mtp = context.options.get("architecture") == "mtp"
     script = MTP_SCRIPT if mtp else VLM_SCRIPT
-    sizes = Sizes(tp=int_option(context.options, "tp", 2), pp=int_option(context.options, "pp", 1))
+    sizes = Sizes(tp=int(context.options.get("tp", 2)), pp=int(context.options.get("pp", 1)))
     train, val = data_files(context, "gsm8k" if mtp else "geo3k")
     path = model_path(context)
     variables = {
@@ -308,7 +308,7 @@ def variants(level: str, context: Context, directory: Path) -> tuple[Variant, ..
         case "architecture":
             if context.options.get("architecture") != "moe":
                 return (example_script(context),)
-            sizes = Sizes(ep=int_option(context.options, "ep", 2), etp=int_option(context.options, "etp", 1))
+            sizes = Sizes(ep=int(context.options.get("ep", 2)), etp=int(context.options.get("etp", 1)))
             return (_wrapped("run", context, directory, sizes=sizes),)
         case "learning":
             return (_learning(context, directory),)
@@ -318,11 +318,11 @@ def variants(level: str, context: Context, directory: Path) -> tuple[Variant, ..
 def stress_sizes(context: Context) -> Sizes:
     """As asked for; else two of each, as far as the GPUs reach."""
     count, given = gpus(context), context.options
-    tp = int_option(given, "tp", 2)
-    pp = int_option(given, "pp", 2 if count % (2 * tp) == 0 else 1)
-    cp = int_option(given, "cp", 2 if count % (2 * tp * pp) == 0 else 1)
-    ep = int_option(given, "ep", 2 if is_kind(context, "moe") and count % (2 * pp) == 0 else 1)
-    return Sizes(tp, pp, cp, ep, int_option(given, "etp", 1))
+    tp = int(given.get("tp", 2))
+    pp = int(given.get("pp", 2 if count % (2 * tp) == 0 else 1))
+    cp = int(given.get("cp", 2 if count % (2 * tp * pp) == 0 else 1))
+    ep = int(given.get("ep", 2 if is_kind(context, "moe") and count % (2 * pp) == 0 else 1))
+    return Sizes(tp, pp, cp, ep, int(given.get("etp", 1)))
 
 
 def _save_and_resume(context: Context, directory: Path) -> tuple[Variant, ...]:
@@ -340,7 +340,7 @@ def _save_and_resume(context: Context, directory: Path) -> tuple[Variant, ...]:
 
 def _learning(context: Context, directory: Path) -> Variant:
     """More steps, in a fixed order of the data, validated at the start and at the end."""
-    steps = int_option(context.options, "steps", LEARNING_STEPS[0], *LEARNING_STEPS)
+    steps = int(context.options.get("steps", LEARNING_STEPS[0]))
     made = _wrapped("run", context, directory, steps=steps)
     validation = directory / "run" / "validation"
     return replace(

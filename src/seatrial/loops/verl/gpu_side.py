@@ -28,12 +28,12 @@ from seatrial.core.records import CheckResult, Finding, replace
 from seatrial.core.series import Metrics
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
-from seatrial.loops.base_loop import OVERRIDE_FORM, int_option, is_override
 from seatrial.loops.console_lines import read_lines
 from seatrial.loops.host_findings import NoAnswerError, ask, gpus_here, run_child
+from seatrial.loops.hydra import OVERRIDE_FORM, is_override
 from seatrial.loops.verl import gpu_runs, verl_checkout
 from seatrial.loops.verl.gpu_runs import GPUS, LEARNING_STEPS, Variant, gpus, phases, training, variants
-from seatrial.loops.verl.verl_checkout import CONFIG, import_path, interpreter
+from seatrial.loops.verl.verl_checkout import CONFIG
 from seatrial.loops.verl.verl_log import in_force, skipped_steps
 
 SCRIPT_SECONDS = 60
@@ -381,22 +381,22 @@ def _scores(path: Path) -> dict[str, float] | None:
     return means if all(math.isfinite(mean) for mean in means.values()) else None
 
 
-__all__ = ["DEFAULT_MODEL", "findings", "import_path", "interpreter", "levels", "limitations", "phases", "proofs"]
+__all__ = ["DEFAULT_MODEL", "findings", "levels", "limitations", "phases", "proofs"]
 
 DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B"
 
 
 def levels(ladder: Sequence[Level], options: Mapping[str, str]) -> tuple[Level, ...]:
     """The ladder with these options: what cannot be run says why, and a cluster is asked for the GPUs that are used."""
-    count = int_option(options, "gpus", GPUS)
+    count = int(options.get("gpus", GPUS))
     costs = [replace(level.cost, gpus=count) for level in ladder]
     return tuple(replace(level, cost=cost, **_changed(level, options)) for level, cost in zip(ladder, costs, strict=True))
 
 
 def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
     if level.name == "learning":
-        return {"steps": int_option(options, "steps", LEARNING_STEPS[0], *LEARNING_STEPS)}
-    if level.name == "parallelism" and int_option(options, "gpus", GPUS) < 2:
+        return {"steps": int(options.get("steps", LEARNING_STEPS[0]))}
+    if level.name == "parallelism" and int(options.get("gpus", GPUS)) < 2:
         return {"skip": "one GPU has nothing to be parallel with: name more with --set options.gpus=N"}
     if level.name == "architecture":
         return {"skip": gpu_runs.why_no_architecture(options)}
