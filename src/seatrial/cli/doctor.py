@@ -51,7 +51,6 @@ class OrderedGroup:
 
     @property
     def ready(self) -> bool:
-        """Nothing blocks."""
         return all(finding.ok for finding in self.findings)
 
 

@@ -70,7 +70,6 @@ def plan(
 
 
 def describe(asked: TrialRequest) -> str:
-    """The plan as text."""
     from seatrial.trial.plan import totals
 
     plan = asked.plan

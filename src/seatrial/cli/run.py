@@ -81,7 +81,6 @@ def run(
 
 
 def listener(json: bool) -> Listener:
-    """How the trial is shown."""
     from seatrial.cli import display
 
     return display.JsonLines() if json else display.Text()
@@ -125,7 +124,6 @@ def _keep(directory: Path) -> None:
 
 
 def _list_faults(loop: Loop) -> NoReturn:
-    """Print the faults that a loop can inject."""
     from seatrial.trial.trial_request import faults_of
 
     rows = ((name, ",".join(map(str, found.levels)), found.stage or "-", found.text) for name, found in faults_of(loop).items())

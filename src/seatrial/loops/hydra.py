@@ -17,7 +17,6 @@ def is_override(word: str) -> bool:
 
 
 def override_key(word: str) -> str:
-    """The key of an override."""
     return word.lstrip("+~").partition("=")[0]
 
 

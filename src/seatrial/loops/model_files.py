@@ -70,8 +70,6 @@ class Problem(Record):
 
 
 class Tokenizer(Record):
-    """A tokenizer that loads."""
-
     kind: str
     size: int
     template: bool
@@ -95,7 +93,7 @@ def model_findings(directory: Path, context: Context, use: ModelUse) -> tuple[Fi
         fix = "--model DIRECTORY with config.json, weights and tokenizer, or leave --model out"
         return (_bad(FindingCode.MODEL_MISSING, directory, "no such model directory", fix),)
     made = [*_settings(directory), *(_weights(directory) if use.weights else ())]
-    words = use.tokenizer and _has_tokenizer(directory)
+    words = use.tokenizer and (any((directory / name).is_file() for name in TOKENIZER_FILES) or any(directory.glob("*.tiktoken")))
     if use.tokenizer and not words:
         fix = f"copy tokenizer.json and tokenizer_config.json into {directory}"
         made.append(_bad(FindingCode.TOKENIZER_MISSING, directory, "no tokenizer files", fix))
@@ -107,7 +105,6 @@ def model_findings(directory: Path, context: Context, use: ModelUse) -> tuple[Fi
 
 
 def _settings(directory: Path) -> Iterator[Finding]:
-    """JSON files that are torn, or pointers."""
     if not (directory / "config.json").is_file():
         fix = f"copy the model's config.json into {directory}"
         yield _bad(FindingCode.MODEL_CONFIG, directory, "config.json is missing", fix)
@@ -217,7 +214,6 @@ def _parsed(text: bytes) -> Any:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether this describes a tensor in a header."""
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
@@ -225,12 +221,7 @@ def _is_entry(entry: Any) -> bool:
     return counts and len(offsets or ()) == 2 and len(shape or ()) <= DIMENSIONS
 
 
-def _has_tokenizer(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in TOKENIZER_FILES) or any(directory.glob("*.tiktoken"))
-
-
 def _loaded(directory: Path, context: Context, use: ModelUse, words: bool, whole: bool) -> Iterator[Finding]:
-    """What the loop's own interpreter says."""
     if not context.has_python:
         message = f"{directory}: configuration and tokenizer were not loaded: there is no interpreter for it yet"
         yield _finding(FindingCode.MODEL_NOT_LOADED, directory, message, use.build, warns=True)

@@ -42,7 +42,6 @@ PARITY = "run Bridge logits/import/export parity next"
 
 
 def first_missed(result: LevelResult) -> Measured | None:
-    """The check that the level missed first."""
     missed = next((check for check in result.checks if not check.passed), None)
     return Measured(name=missed.name, value=missed.value, threshold=missed.threshold) if missed else None
 
@@ -151,7 +150,6 @@ def conclude(reruns: Sequence[Rerun], crashed: bool) -> tuple[tuple[str, ...], t
 
 
 def _suspect(item: Rerun) -> str:
-    """One rerun without the failure."""
     if item.verdict is Verdict.PASS:
         how = "reduced-optimization pass" if item.reduced else "passes"
     else:
@@ -175,7 +173,6 @@ class IsolationCase:
     """What was asked for when the trial was begun."""
 
     def place(self) -> Path:
-        """Where the matrix lives."""
         return self.run / ISOLATE_DIRECTORY / Path(self.result.directory).name
 
     def directory(self, isolation: Isolation) -> Path:
@@ -294,7 +291,6 @@ def _refuse_other_change(case: IsolationCase) -> None:
 
 
 def _finished(case: IsolationCase, isolation: Isolation) -> Trial | None:
-    """The stored rerun, if it has its verdict."""
     place = case.directory(isolation)
     if not (place / "trial.json").is_file():
         return None
@@ -308,7 +304,6 @@ def _finished(case: IsolationCase, isolation: Isolation) -> Trial | None:
 
 
 def _run(case: IsolationCase, isolation: Isolation, listener: Listener) -> Trial:
-    """One rerun, begun or resumed."""
     place = case.directory(isolation)
     if (place / "trial.json").is_file():
         return runner.resume(place, listener)

@@ -214,7 +214,6 @@ def base_of(plan: Plan, *, run: bool, here: bool, fault: bool) -> Baseline | Non
 
 
 def unbased(changes: Sequence[RepoState]) -> tuple[str, ...]:
-    """A note for each repository that stays as it is."""
     return tuple(f"{repo.name} is the same on both sides: its base is not known" for repo in changes if not repo.base)
 
 

@@ -213,7 +213,6 @@ def requested(text: str, plan: Plan, here: bool = True) -> Baseline:
 
 
 def _fault(directory: Path) -> str:
-    """The fault that was injected into a recorded trial."""
     stored = directory / "evidence" / "request.json"
     options = read_table(stored).get("options") if stored.is_file() else None
     return str(options.get("fault") or "") if isinstance(options, dict) else ""
@@ -278,7 +277,7 @@ def _settle(alone: Trial, done: Baseline) -> Trial:
 def _finished(request: runner.Request, trial: Trial, wanted: Baseline, listener: Listener, stop: Interruptible) -> Baseline | None:
     """The comparison, or why there is none; None when it was interrupted."""
     try:
-        return _recorded(trial, wanted, request) if _is_recorded(wanted) else _run(request, trial, wanted, listener, stop)
+        return _recorded(trial, wanted, request) if Path(wanted.source).is_absolute() else _run(request, trial, wanted, listener, stop)
     except (BlockedError, UserError) as error:
         if stop.signal is not None:  # a terminal interrupts git, too
             return None
@@ -298,10 +297,6 @@ def _settled(wanted: Baseline, trial: Trial, out: Path) -> bool:
     now = [(one.deliverable, one.after) for one in contrast(None, out, trial, out)]
     judged = all(one.before in FINAL for one in wanted.comparisons if one.after in FINAL)
     return bool(wanted.comparisons) and judged and now == [(one.deliverable, one.after) for one in wanted.comparisons]
-
-
-def _is_recorded(baseline: Baseline) -> bool:
-    return Path(baseline.source).is_absolute()
 
 
 def _recorded(trial: Trial, wanted: Baseline, request: runner.Request) -> Baseline:

@@ -54,7 +54,6 @@ def measured_alike(old: CheckResult, now: CheckResult) -> bool:
 
 
 def both_values(old: CheckResult, now: CheckResult) -> str:
-    """What a check measured on both sides."""
     return f"{now.name}: measured {now.value!r}, on the baseline {old.value!r}"
 
 

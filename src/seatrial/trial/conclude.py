@@ -130,7 +130,6 @@ def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[
 
 
 def _next_steps(bench: RunContext, result: LevelResult) -> tuple[str, ...]:
-    """What to do about a level that is no Pass."""
     if result.verdict is Verdict.PASS:
         return ()
     context, loop = bench.context, bench.loop
@@ -275,7 +274,6 @@ def store(path: Path, loop: Loop, trial: Trial) -> None:
 
 
 def report(path: Path, loop: Loop, trial: Trial) -> None:
-    """Write the reports of a trial."""
     write_reports(path, trial, loop.title, loop.levels(), _metrics(path, loop, trial))
 
 

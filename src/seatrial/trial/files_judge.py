@@ -62,7 +62,6 @@ class Stages:
     text: dict[int, str] = field(default_factory=dict)
 
     def checks(self) -> tuple[CheckResult, ...]:
-        """One for each line that shows something."""
         stages = [CheckResult(name=f"line {n}: {name[:60]}", kind="proof", passed=True) for n, name in self.passed.items()]
         refits = [
             CheckResult(
@@ -85,7 +84,6 @@ class Stages:
         return max([*closing, *self.refits], default=max(self.passed, default=0))
 
     def judgement(self) -> Judgement:
-        """The verdict on the list."""
         if self.failed is not None:
             return Judgement(Verdict.FAIL, f"the log shows a failure: {self.failed[1]}", self.failed[2])
         if missing := self._missing():
@@ -140,7 +138,6 @@ def _add_refit(found: Stages, number: int, row: re.Match[str]) -> None:
 
 
 def _name(stage: str) -> str:
-    """The name of a stage, without what it measured."""
     return re.split(r" [(\[]|: ", stage)[0]
 
 
@@ -168,7 +165,6 @@ class FileVerdict(Record):
 
 
 def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Level | None, expected: int | None) -> FileVerdict:
-    """The verdict on a log and its metrics."""
     measures = loop.measures
     diagnosis = read_diagnosis(loop, log)
     printed = measures.read_console(log)
@@ -257,7 +253,6 @@ def _completed(done: Milestone, reached: bool) -> CheckResult:
 
 
 def _checks(level: Level | None, metrics: Metrics, scarce: bool) -> tuple[CheckResult, ...]:
-    """The checks of the level whose metrics are there."""
     specs = [spec for spec in (level.checks if level else ()) if not _excused(spec, level, metrics, scarce)]
     return tuple(evaluate(spec.expr, metrics, spec.boundary) for spec in specs)
 
@@ -290,7 +285,6 @@ def _several(evidence: Evidence) -> str | None:
 
 
 def _restarted(loop: Loop, log: Path) -> str | None:
-    """The log of more than one run: one may have failed where another wrote what is missing."""
     first = loop.milestones()[0]
     finder = Finder(re.compile(first.pattern))
     begun = [line.number for line in read_log(log) if finder.search(line.body)]
@@ -331,7 +325,6 @@ def _unread(left_out: LeftOut) -> list[CheckResult]:
 
 
 def _skimmed(left_out: LeftOut) -> tuple[str, ...]:
-    """What was left out of a log with an endless line."""
     line = left_out.first
     return () if line is None else (f"line {line} is longer than {LINE >> 20} MB: its middle was read only where it holds telling words",)
 

@@ -241,5 +241,4 @@ def level_imports(directory: Path) -> tuple[ImportProof, ...]:
 
 
 def read_diagnosis(loop: Loop, log: Path) -> Diagnosis:
-    """What triage concludes from a log of this loop."""
     return diagnose(log, loop.milestones(), loop.signatures())

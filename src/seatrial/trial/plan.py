@@ -30,8 +30,6 @@ _DEFINES = re.compile(r"(?:async def|def|class)\s+(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What changed in one repository."""
-
     repo: str
     base: str
     paths: tuple[str, ...]
@@ -250,7 +248,6 @@ def make_plan(
     arguments: tuple[str, ...] = (),
     options: Mapping[str, str] | None = None,
 ) -> Plan:
-    """The plan of a trial."""
     return Plan(
         loop=loop.name,
         levels=levels,

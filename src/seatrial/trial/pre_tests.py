@@ -222,7 +222,6 @@ def said_in(path: Path) -> str:
 
 
 def _last_line(log: str) -> str:
-    """The last line that says something; notes of ours stand behind it."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("[seatrial]")]
     return _clipped(lines[-1]) if lines else "its log is empty"
 
@@ -319,7 +318,6 @@ def excuse(tests: SideTests, found: dict[str, Any], trees: Path, run: Run) -> tu
 
 
 def uncompared(found: dict[str, Any], why: str) -> tuple[str, str]:
-    """Why failures that were not compared are not held against the change, or nothing; and a note."""
     if all(not failure.check for failure in failures(found)):
         return f"nothing that failed was measured, and nothing was compared: {why}", ""
     return "", f"not compared with the state before the change: {why}"
@@ -392,8 +390,6 @@ SPARE_MINUTES = 1
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """What a probe came to."""
-
     verdict: Verdict
     reason: str
     rungs: tuple[str, ...] = ()

@@ -269,7 +269,6 @@ def _finding(code: FindingCode, room: Room, message: str, fix: str, *, ok: bool 
 
 
 def preflight(loop: Loop, plan: Plan, context: Context, environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """All findings, good and bad."""
     return (*of_machine(environ), *of_loop(loop, plan, context, environ))
 
 

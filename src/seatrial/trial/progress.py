@@ -33,8 +33,6 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One result of the preflight."""
-
     finding: Finding
 
 

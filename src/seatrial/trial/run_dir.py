@@ -40,7 +40,6 @@ def new_path(root: Path, loop: str) -> Path:
 
 
 def new_directory(root: Path, loop: str) -> Path:
-    """Make a run directory below `root`."""
     return make(new_path(root, loop))
 
 
@@ -142,7 +141,6 @@ def _revoked(trial: Trial, stored: LevelResult, level: LevelResult) -> bool:
 
 
 def save(path: Path, trial: Trial) -> None:
-    """Store the trial, sealed."""
     content = trial.model_dump(mode="json")
     write_json(path / "trial.json", content | {"seal": _seal(content)})
 
@@ -167,7 +165,6 @@ def _seal(content: dict[str, Any]) -> str:
 
 
 def level_directory(path: Path, level: PlannedLevel) -> Path:
-    """Where one level lives."""
     return path / "levels" / f"{level.number}-{level.name}"
 
 
@@ -187,14 +184,12 @@ JUNK = re.compile(r"\..*|.*~|#.*#|.*\.(swp|swo|tmp|bak|orig|pids|pyc|lock)|Thumb
 
 
 def digest(file: Path) -> FileDigest:
-    """Size and SHA-256 of a file."""
     with open_file(file) as stream:
         made = hashlib.file_digest(stream, "sha256").hexdigest()
         return FileDigest(size=stream.tell(), sha256=made)
 
 
 def sha256(file: Path) -> str:
-    """SHA-256 of a file."""
     return digest(file).sha256
 
 

@@ -165,8 +165,6 @@ def _store(request: Request, redactor: Redactor) -> Trial:
 
 
 class _Stored(Record):
-    """request.json."""
-
     python: str | None
     limits: dict[Literal["deadline_minutes", "stall_minutes"], float | None]
     options: dict[str, str]

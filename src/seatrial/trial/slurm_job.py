@@ -45,7 +45,6 @@ CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE
 
 
 def mounts(plan: Plan, path: Path, python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Mounts of the job of a trial; `environ` is what the job will see."""
     return mounts_of(path, _wanted(plan, python, environ))
 
 
@@ -130,7 +129,6 @@ def submissions(path: Path) -> list[Path]:
 
 
 def submit_trial(path: Path, trial: Trial, profile: Profile, profile_name: str) -> Submission:
-    """Submit a trial that is stored."""
     numbers = [number for place in (path / JOBS).glob("*") if (number := parse_step(place.name)) is not None]
     directory = path / JOBS / str(max(numbers, default=0) + 1)
     python = trial.environment.python if trial.environment else "python3"
@@ -336,7 +334,6 @@ class Following:
         return self._signature() != NOTHING and run_dir.load(self.path).status == "done"
 
     def _ask(self) -> UnitStatus:
-        """Ask Slurm once, and tell what changed."""
         snapshot = self.poller.poll()
         unit = snapshot.units[0]
         self.has_run = self.has_run or unit.state is UnitState.RUNNING or self.tail.place > 0

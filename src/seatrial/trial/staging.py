@@ -56,7 +56,6 @@ def quoted(word: str, directory: Path) -> str:
 
 
 def command_script(title: str, phases: Sequence[Phase], directory: Path, environment: Mapping[str, str], unset: Sequence[str]) -> str:
-    """The script of a level."""
     lines = [HEADER.format(title=title, unset=" ".join(unset))]
     lines += [f"export {key}={quoted(value, directory)}" for key, value in sorted(environment.items())]
     for phase in phases:

@@ -169,7 +169,6 @@ def _broken(directory: Path, level: LevelResult, altered: set[str]) -> tuple[str
 
 
 def _judged(path: Path, trial: Trial, level: LevelResult, directory: Path) -> LevelResult | None:
-    """The level judged anew from its files."""
     loop = loop_of(trial.plan)
     known = next((one for one in loop.levels() if (one.number, one.name) == (level.number, level.name)), None)
     if known is None or trial.environment is None:

@@ -127,7 +127,6 @@ def next_steps(result: LevelResult, context: Context) -> tuple[str, ...]:
 
 
 def _backend(result: LevelResult) -> list[str]:
-    """DTensor instead of Megatron."""
     fell = any(f"{POLICY}.enabled" in check.settings for check in result.checks if not check.passed)
     words = "-- policy.dtensor_cfg.enabled=false policy.megatron_cfg.enabled=true"
     return [f"the policy was not Megatron's: use a configuration of Megatron, or add {words}"] if fell else []
@@ -141,7 +140,6 @@ def _even(result: LevelResult) -> list[str]:
 
 
 def _early(result: LevelResult) -> list[str]:
-    """Fewer steps than planned, without an error."""
     reached, expected = result.steps_reached, result.steps_expected
     ended = all(phase.exit_code == 0 for phase in result.phases) and not (result.diagnosis and result.diagnosis.verdict)
     if not ended or expected is None or (reached or 0) >= expected:

@@ -103,7 +103,6 @@ def _megatron_generation(options: Mapping[str, str]) -> dict[str, object]:
 
 
 def run_limitations(level: Level, context: Context) -> tuple[str, ...]:
-    """What this configuration leaves out."""
     made = []
     if level.name in ("lora-checkpoint", "learning") and (why := nemo_runs.no_peft(context.options, nemo_runs.offered(context))):
         made.append(why)
@@ -217,8 +216,6 @@ RECIPE = "a maintained recipe for levels 4 and 5, such as llm/grpo-llama3.2-1b-i
 
 
 class NemoRl(Loop):
-    """See `seatrial.core.loop.Loop` for the contract."""
-
     name = "nemo-rl"
     title = "NeMo-RL"
     folder = Path(__file__).parent

@@ -98,7 +98,6 @@ def _sections(texts: list[str]) -> Mapping[str, frozenset[str]]:
 
 
 def _ancestors(name: str, bases: Mapping[str, set[str]]) -> set[str]:
-    """A class and what it is derived from."""
     found, left = set[str](), [name]
     while left:
         one = left.pop()
@@ -134,8 +133,6 @@ _NUMBER = re.compile(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a checkout offers."""
-
     refit: Literal["refit_transport", "delta_compression", "none"]
     """The key below policy.generation that chooses how weights are sent."""
     transports: tuple[str, ...]
@@ -148,7 +145,6 @@ class Generation:
 
 
 def generation(checkout: Path) -> Generation:
-    """What this checkout offers; nothing, when it is none."""
     source = read_source(checkout)
     checker, configs = checkout / CHECKER, [checkout / name for name in CONFIGS if (checkout / name).is_file()]
     positional = checker.is_file() and _POSITIONAL.search(read_text(checker)) is not None
@@ -186,12 +182,10 @@ def interpreter(options: Mapping[str, Any]) -> Path:
 
 
 def sync_command(checkout: Path) -> str:
-    """What makes uv's environment anew."""
     return f"{submodules_command(checkout)} && uv sync"
 
 
 def submodules_command(checkout: Path) -> str:
-    """What fills the empty submodules of a repository."""
     return f"cd {shlex.quote(str(checkout))} && {SUBMODULES}"
 
 
@@ -220,7 +214,6 @@ def python_path(context: Context) -> str:
 
 
 def layout(checkout: Path | None) -> Finding:
-    """Whether this is a NeMo-RL checkout, and what it offers."""
     if checkout is None:
         return _finding(False, UNNAMED, NAME_IT)
     version = checkout / VERSION
@@ -250,7 +243,6 @@ WATCH = ("nemo_rl", "megatron.core", "megatron.bridge", "torch", "transformers",
 
 
 def witness_variables(context: Context, directory: Path) -> dict[str, str]:
-    """For the processes of one level directory."""
     roots = ((package, repo.synced or repo.import_root) for repo in context.changes for package in repo.packages)
     tested = [f"{package}={root}" for package, root in roots if root]
     tested += [f"megatron.core={place}" for place in bundled_core(context)]

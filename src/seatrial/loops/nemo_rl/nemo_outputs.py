@@ -185,7 +185,6 @@ def _timed(name: str) -> bool:
 
 
 def read_console(log: Path) -> Metrics:
-    """Collect the results that were printed."""
     reader = _Reader()
     end = last = 0
     for number, process, text in read_lines(log):
@@ -200,7 +199,6 @@ def read_console(log: Path) -> Metrics:
 
 
 def completed_steps(log: Path) -> int:
-    """Steps whose end was printed."""
     return sum(ENDED.match(text) is not None for _, _, text in read_lines(log))
 
 
@@ -245,7 +243,6 @@ def in_force(phase: str, claims: Mapping[str, Any], log: Path) -> CheckResult:
 
 
 def other_run(log: Path) -> str | None:
-    """Why the configuration that a log shows is not that of a level, or None."""
     printed = read_configs(log) if log.is_file() else []
     if not printed or None in printed:
         return "the log shows no whole `Final config:`, so nothing says that Megatron trained"

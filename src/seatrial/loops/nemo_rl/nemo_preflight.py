@@ -81,7 +81,6 @@ def python_finding(context: Context, checkout: Path) -> Finding | tuple[()]:
 
 
 def _requires(checkout: Path) -> str:
-    """What pyproject.toml says; "" when it says nothing."""
     path = checkout / "pyproject.toml"
     try:
         project = parse_toml(read_text(path)).get("project", {}) if path.is_file() else {}
@@ -190,7 +189,6 @@ _YES = ("1", "true", "yes", "on")
 
 
 def named_model_findings(trainings: Sequence[Training], context: Context) -> tuple[Finding, ...]:
-    """What there is to say of each model that the trainings name."""
     named = dict.fromkeys(item for training in trainings for item in _named(training))
     return tuple(found for model, tokenizer in named for found in _model(model, tokenizer, context))
 
@@ -444,14 +442,12 @@ def nemo_findings(context: Context) -> tuple[Finding, ...]:
 
 
 def _sizes(runs: Calls) -> list[Finding]:
-    """Parallel sizes divide the GPUs that train."""
     wrong = [f"{level} ({call.name}): {why}" for level, each in runs.items() for call in each if (why := call.sizes.problem(call.trainers))]
     fix = "choose --set options.tp=, pp=, cp=, ep=, etp= so that their products divide the GPUs"
     return [_config(False, text, fix, "sizes") for text in wrong]
 
 
 def _transports(runs: Calls, context: Context) -> list[Finding]:
-    """Those asked for are among those that the checkout has."""
     here = available(offered(context))
     lacking = [call.name for call in runs.get("refit", ()) if call.name not in here]
     if not lacking:
@@ -474,7 +470,6 @@ def _words(context: Context, place: Path) -> list[Finding]:
 
 
 def _scripts(runs: Calls, place: Path) -> list[Finding]:
-    """The scripts are where the levels look for them."""
     made = []
     for script in dict.fromkeys(call.script for each in runs.values() for call in each):
         if not (place / script).is_file():

@@ -149,7 +149,6 @@ def parallel(log: Path) -> CheckResult:
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """Parallel sizes above 1."""
     found = {name: lookup(config, f"{MEGATRON}.{key}") for name, key in KEYS.items()}
     return {name: size for name, size in found.items() if type(size) is int and size > 1}
 
@@ -281,23 +280,19 @@ class Trained:
 
     @property
     def printed(self) -> list[dict[str, Any] | None]:
-        """The configurations that it printed."""
         return read_configs(self.log) if self.log.is_file() else []
 
     @property
     def log(self) -> Path:
-        """What its processes wrote."""
         return self.directory / self.name / "run.log"
 
     @property
     def runs(self) -> list[str]:
-        """The prefixes of its runs."""
         prefix = "" if self.name == ONLY else f"{self.name}/"
         return [run for run in training_runs(self.metrics) if run.startswith(prefix)]
 
 
 def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-    """All proofs of a level."""
     facts = read_facts(directory / FACTS)
     claims = {str(row["phase"]): row["values"] for row in facts.of("claims")}
     made = [proof("facts are whole", False, str(item), Boundary.METRICS) for item in facts.damage]
@@ -312,7 +307,6 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
 
 
 def _phases(directory: Path) -> set[str]:
-    """The training phases that were run."""
     try:
         stored = read_as(directory / "phases.json", list[dict[str, Any]])
     except UserError:

@@ -57,7 +57,6 @@ class ScriptCall:
 
 
 def gpus(context: Context) -> int:
-    """GPUs of the host."""
     return int(context.options.get("gpus", GPUS))
 
 
@@ -89,12 +88,10 @@ def argument_claims(context: Context) -> dict[str, Any]:
 
 
 def size_claims(sizes: Sizes) -> dict[str, Any]:
-    """The parallel sizes."""
     return {f"policy.megatron_cfg.{KEYS[name]}": getattr(sizes, name) for name in KEYS}
 
 
 def size_overrides(sizes: Sizes) -> tuple[str, ...]:
-    """The parallel sizes, as overrides."""
     return tuple(f"{key}={value}" for key, value in size_claims(sizes).items())
 
 
@@ -238,7 +235,6 @@ def _lora_and_checkpoint(context: Context) -> tuple[ScriptCall, ...]:
 
 
 def no_peft(options: Mapping[str, Any], offers: Generation) -> str | None:
-    """Why the LoRA functional is not run."""
     if options.get("peft") == "broken":
         return "PEFT is broken in this NeMo-RL checkout (options.peft = broken): LoRA was not run; cover it with the Bridge's own tests"
     if not offers.peft or Path(LORA).name not in offers.scripts:
@@ -247,7 +243,6 @@ def no_peft(options: Mapping[str, Any], offers: Generation) -> str | None:
 
 
 def offered(context: Context) -> Generation:
-    """What the checkout offers."""
     place = checkout_of(context)
     return generation(place) if place is not None else generation(Path())
 
@@ -259,7 +254,6 @@ def transports(context: Context) -> tuple[str, ...]:
 
 
 def available(offers: Generation) -> tuple[str, ...]:
-    """Transports that this checkout has, by our names."""
     made = ["full"]
     made += ["packed"] if "packed" in offers.transports else []
     made += ["reshard"] if "nccl_reshard" in offers.transports and Path(RESHARD).name in offers.scripts else []
@@ -323,7 +317,6 @@ def stress_sizes(context: Context) -> Sizes:
 
 
 def _parallelism(context: Context) -> ScriptCall:
-    """A maintained recipe, or the GRPO functional with explicit sizes."""
     if recipe := context.options.get("recipe"):
         call = recipe_call(str(recipe), context)
         asked = {key: size for key, size in size_claims(stress_sizes(context)).items() if _asked(key, context)}
@@ -341,7 +334,6 @@ def _asked(key: str, context: Context) -> bool:
 
 
 def _learning(context: Context) -> ScriptCall:
-    """Twenty steps and more on data in a fixed order."""
     steps = int(context.options.get("steps", LEARNING_STEPS[0]))
     words = (*model_overrides(context), f"grpo.max_num_steps={steps}", "data.shuffle=false", "checkpointing.enabled=false")
     peft = no_peft(context.options, offered(context)) is None
@@ -393,7 +385,6 @@ def _imports(calls: Sequence[ScriptCall], context: Context, directory: Path) -> 
 
 
 def training(call: ScriptCall, context: Context, directory: Path) -> Phase:
-    """One call of a script."""
     place = nemo_checkout.checkout_of(context) or Path()
     return Phase(
         name=call.name,

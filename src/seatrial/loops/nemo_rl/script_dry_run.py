@@ -98,7 +98,6 @@ class ShadowCheckout:
         return self.folder / "calls.jsonl"
 
     def build(self) -> None:
-        """Make the shadow tree and the stand-ins."""
         self._shadow(Path())
         (self.home / "tmp").mkdir(parents=True)
         programs = self.folder / "bin"
@@ -133,7 +132,6 @@ class ShadowCheckout:
                 (shadow / entry.name).symlink_to(entry)
 
     def environment(self) -> dict[str, str]:
-        """What the script runs with."""
         path = os.pathsep.join((str(self.folder / "bin"), self.given.get("PATH") or os.defpath))
         ours = {"HOME": self.home, "GIT_CONFIG_GLOBAL": self.home / ".gitconfig", "TMPDIR": self.home / "tmp"}
         return {**self.given, "PATH": path, "BASH_ENV": str(self.folder / "afterwards.sh"), **{k: str(v) for k, v in ours.items()}}
@@ -145,7 +143,6 @@ class ShadowCheckout:
         return salt.hex(), made
 
     def written(self) -> set[str]:
-        """Files and empty folders beside the script."""
         found = [path for path in self.script.parent.rglob("*") if not path.is_symlink()]
         names = ((path, path.relative_to(self.root).as_posix()) for path in found)
         return {name if path.is_file() else f"{name}/" for path, name in names if path.is_file() or not any(path.iterdir())}
@@ -270,7 +267,6 @@ def _trainings(row: Mapping[str, Any], stage: ShadowCheckout) -> Iterator[Traini
 
 
 def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The last `--config`, and everything else."""
     config, overrides, left = None, [], iter(words)
     for word in left:
         if word == "--config":

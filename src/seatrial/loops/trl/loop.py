@@ -66,8 +66,6 @@ UNTIED = "tiny-untied"
 
 
 class Trl(Loop):
-    """See `seatrial.core.loop.Loop` for the contract."""
-
     name = "trl"
     title = "TRL"
     folder = Path(__file__).parent
@@ -89,7 +87,6 @@ class Trl(Loop):
         return dict(FAULTS)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
-        """The processes of one level."""
         make = _PhaseBuilder(level, context, directory)
         match level.name:
             case "smoke":
@@ -170,8 +167,6 @@ def world_size(phase: Phase) -> int:
 
 
 class _PhaseBuilder:
-    """Builds the phases of one level."""
-
     def __init__(self, level: Level, context: Context, directory: Path) -> None:
         self.level, self.context, self.directory = level, context, directory
 
@@ -201,7 +196,6 @@ class _PhaseBuilder:
         module: str = "train",
         ranks: int = 1,
     ) -> Phase:
-        """One call of the driver."""
         context = self.context
         start = [str(context.python), "-m"]
         if ranks > 1:

@@ -44,8 +44,6 @@ Values = dict[str, float]
 
 @dataclass(slots=True)
 class _Row:
-    """One printed row."""
-
     kind: str
     values: Values
     step: int | None
@@ -57,8 +55,6 @@ class _Row:
 
 @dataclass(slots=True)
 class _Console:
-    """What was read from a log."""
-
     rows: list[_Row] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     announced: int | None = None
@@ -266,7 +262,6 @@ def log_interval(paths: tuple[Path, ...]) -> int | None:
 
 
 def _stated(files: Iterable[Path], key: str) -> list[int]:
-    """What trainer_state.json files say of their run."""
     found = []
     for file in files:
         if file.name == "trainer_state.json":
@@ -323,7 +318,6 @@ ABSOLUTE = 1e-5
 
 
 def is_clock(name: str) -> bool:
-    """Whether a metric measures time."""
     return any(word in name.rpartition("/")[2] for word in TIMES)
 
 
@@ -370,7 +364,6 @@ def is_evaluation(run: str) -> bool:
 
 
 def vacuous(metrics: Metrics) -> Vacuity | None:
-    """Why this run could not have shown anything, or None."""
     for tag, series in sorted(metrics.series.items(), key=lambda item: (not item[0].endswith("learning_rate"), item[0])):
         run, _, name = tag.rpartition("/")
         where = "" if run in ("train", "") else f" in {run}"
@@ -387,7 +380,6 @@ def vacuous(metrics: Metrics) -> Vacuity | None:
 
 
 def unseen(metrics: Metrics) -> str | None:
-    """What a Pass would claim of any training run and these metrics do not show, or None."""
     names = {tag.rpartition("/")[2] for tag in metrics.series}
     if "grad_norm" not in names:
         return "no gradient norm was logged, so nothing shows that anything was trained"

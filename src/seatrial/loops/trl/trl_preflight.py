@@ -89,7 +89,6 @@ _ASK = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is
 
 
 def vllm_interpreter(context: Context) -> Path | None:
-    """The interpreter of the server; None when there is none."""
     given = context.options.get(VLLM_OPTION)
     if given:
         return Path(str(given))
@@ -108,7 +107,6 @@ def has_vllm(python: Path) -> bool:
 
 
 def vllm_findings(context: Context) -> tuple[Finding, ...]:
-    """Whether level 3 has its server, when it will run."""
     if VLLM_LEVEL not in context.levels:
         return ()
     python = vllm_interpreter(context)

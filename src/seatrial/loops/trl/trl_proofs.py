@@ -236,7 +236,6 @@ RECORDED_STEPS = 4
 
 
 def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-    """All proofs of a level."""
     facts = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
     run = facts.get("run")
     made: dict[str, Callable[[], Iterable[CheckResult]]] = {
@@ -315,7 +314,6 @@ def varied(directory: Path) -> tuple[str, ...]:
 
 
 def planned(facts: Facts | None) -> int | None:
-    """Steps that a run was to take."""
     row = facts.one("parameters", process="driver") if facts else None
     return int(row["max_steps"]) - int(row["start_step"]) if row else None
 

@@ -112,7 +112,6 @@ CONTROL_STEPS = 2
 
 
 def prove(level: Level, directory: Path, metrics: Metrics, strategy: str) -> tuple[CheckResult, ...]:
-    """All proofs of a level."""
     facts = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
     none = Facts(())
     made = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in facts.values() for item in each.damage]
@@ -286,7 +285,6 @@ def resume(full: Facts, resumed: Facts, metrics: Metrics, middle: int, last: int
 
 
 def checkpoint_files(strategy: str) -> list[str]:
-    """What a checkpoint of actor and critic consists of."""
     if strategy != "megatron":
         made = [f"{role}/{part}_world_size_1_rank_0.pt" for role in ("actor", "critic") for part in ("model", "optim", "extra_state")]
         return [*made, "data.pt"]

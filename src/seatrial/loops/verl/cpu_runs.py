@@ -136,7 +136,6 @@ class Cpu:
         return tuple(replace_record(level, **{"steps": steps} if level.name == "learning" else {}) for level in ladder)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
-        """The processes of one level."""
         make, steps = _CpuPhaseBuilder(self, context, directory), level.steps or 0
         if level.name == "smoke":
             return self._smoke(make, steps)
@@ -180,7 +179,6 @@ class Cpu:
         )
 
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-        """What the facts of the level prove."""
         return prove(level, directory, metrics, self.strategy)
 
     def plugins(self) -> tuple[str, ...]:
@@ -234,13 +232,10 @@ class Cpu:
 
 
 class _CpuPhaseBuilder:
-    """Builds the phases of one level."""
-
     def __init__(self, side: Cpu, context: Context, directory: Path) -> None:
         self.side, self.context, self.directory = side, context, directory
 
     def phase(self, name: str, steps: int, overrides: tuple[str, ...], options: tuple[str, ...] = ()) -> Phase:
-        """One call of the driver."""
         context, out = self.context, self.directory / name
         fixed = ("--out", str(out), "--model", context.model, "--models", str(context.run_dir / "models"), *options)
         last = (*self.side.settings.common, *overrides, f"trainer.total_training_steps={steps}", *context.arguments)

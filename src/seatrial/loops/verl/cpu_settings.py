@@ -56,7 +56,6 @@ _SAVING = ("full", "resumed")
 
 
 def phase_claims(strategy: str, phase: str, steps: int) -> dict[str, Any]:
-    """By dotted key."""
     own = _megatron(phase) if strategy == "megatron" else _fsdp2(phase)
     return _ALWAYS | own | _BY_PHASE[phase] | {"trainer.total_training_steps": steps}
 

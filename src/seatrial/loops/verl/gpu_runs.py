@@ -47,7 +47,6 @@ class Variant:
 
 
 def gpus(context: Context) -> int:
-    """GPUs that the run uses."""
     return int(context.options.get("gpus", GPUS))
 
 
@@ -92,7 +91,6 @@ def _places(model: str) -> list[Path]:
 
 
 def model_directory(model: str) -> Path | None:
-    """The local directory of a model, or None."""
     return next((place.absolute() for place in _places(model) if (place / "config.json").is_file()), None)
 
 
@@ -227,7 +225,6 @@ ENGINES = {VLM_SCRIPT: "vllm", MTP_SCRIPT: "sglang"}
 
 
 def why_no_architecture(options: Mapping[str, str]) -> str | None:
-    """Why level 4 cannot be run with these options, or None."""
     if "architecture" not in options:
         return f"say which architecture is meant: --set options.architecture={'|'.join(ARCHITECTURES)}"
     kind = options["architecture"]
@@ -256,7 +253,6 @@ def architecture_findings(context: Context) -> tuple[Finding, ...]:
 
 
 def example_script(context: Context) -> Variant:
-    """One step of an example script."""
     mtp = context.options.get("architecture") == "mtp"
     script = MTP_SCRIPT if mtp else VLM_SCRIPT
     sizes = Sizes(tp=int(context.options.get("tp", 2)), pp=int(context.options.get("pp", 1)))
@@ -294,7 +290,6 @@ FUSION = tuple(f"{role}.megatron.override_transformer_config.gradient_accumulati
 
 
 def variants(level: str, context: Context, directory: Path) -> tuple[Variant, ...]:
-    """The calls of one level, in order."""
     match level:
         case "smoke":
             return (_wrapped("run", context, directory),)
@@ -417,7 +412,6 @@ RAY_ENV = "++ray_kwargs.ray_init.runtime_env.env_vars."
 
 
 def phases(level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
-    """The import check, then each call of a script."""
     calls = variants(level.name, context, directory)
     return (_imports(calls, context, directory), *(training(call, context, directory) for call in calls))
 

@@ -67,7 +67,6 @@ class ScriptRecording:
         return self.argv[: self.argv.index(MAIN) - 1]
 
     def config_name(self) -> str:
-        """The configuration that is composed."""
         named = [word.partition("=")[2] for word in self._words() if word.startswith("--config-name=")]
         return named[-1] if named else "ppo_trainer"
 
@@ -279,7 +278,6 @@ LEAST_T = 2.33
 
 
 def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-    """All proofs of a level on GPUs."""
     facts = read_facts(directory / "imports" / "facts.jsonl")
     claims = {str(row["phase"]): row["values"] for row in facts.of("claims")}
     made = [proof("facts are whole", False, str(item), Boundary.METRICS) for item in facts.damage]
@@ -404,7 +402,6 @@ def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
 
 
 def limitations(level: Level, context: Context) -> tuple[str, ...]:
-    """What this configuration leaves out."""
     made = []
     if not context.options.get("reward_model"):
         made.append("rewards came from a rule: no reward model was served")

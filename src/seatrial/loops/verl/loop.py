@@ -50,8 +50,6 @@ class Side(Protocol):
 
 
 class Verl(Loop):
-    """See `seatrial.core.loop.Loop` for the contract."""
-
     name = "verl"
     title = "verl"
     folder = Path(__file__).parent

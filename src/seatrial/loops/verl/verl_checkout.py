@@ -47,7 +47,6 @@ def knows_uv(checkout: Path | None) -> bool:
 
 
 def uv_environment(checkout: Path) -> Path:
-    """Where `uv run` in this checkout has its environment."""
     return checkout / os.environ.get("UV_PROJECT_ENVIRONMENT", ".venv")
 
 
@@ -82,7 +81,6 @@ def worker_command(context: Context, chosen: Sequence[str]) -> str | None:
 
 
 def engine(context: Context) -> str:
-    """The rollout engine."""
     return str(context.options.get("engine", "vllm"))
 
 

@@ -27,7 +27,6 @@ QUOTED = re.compile(r" {2}\S")
 
 
 def read_config(log: Path) -> dict[str, Any] | None:
-    """The configuration that the task runner (or the supervised trainer) printed last, or None."""
     found = read_configs(log)
     return found[-1] if found else None
 
@@ -65,7 +64,6 @@ def _literal(rows: list[ConsoleLine]) -> tuple[dict[str, Any] | None, int]:
 
 
 def _depth(text: str) -> int:
-    """Brackets opened less brackets closed, outside of strings."""
     plain = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)
     return sum(plain.count(mark) for mark in "{[(") - sum(plain.count(mark) for mark in "}])")
 
@@ -109,7 +107,6 @@ def not_exercised(log: Path) -> tuple[str, ...]:
 
 
 def other_run(log: Path) -> str | None:
-    """Why the configuration that a log shows is not that of a level, or None."""
     result = in_force("run", SMOKE, log)
     return None if result.passed else f"the log is not of this level: {result.message or result.value}"
 
@@ -194,7 +191,6 @@ PLANS = {
 
 
 def read_console(log: Path) -> Metrics:
-    """Collect the records."""
     points: dict[str, dict[int, float]] = {}
     twice: dict[str, set[int]] = {}
     again: dict[str, set[int]] = {}
@@ -302,7 +298,6 @@ CRITIC = "critic/vf_loss"
 
 
 def vacuous(metrics: Metrics) -> Vacuity | None:
-    """Why this run could not have shown anything, or None."""
     for run in _runs(metrics):
         where = f" in {run.rstrip('/')}" if run else ""
         for part in (ACTOR, SUPERVISED):
