@@ -13,9 +13,8 @@ import pytest
 from seatrial.core.loop import Context, Isolation
 from seatrial.core.records import CheckResult, Diagnosis, LevelResult, PhaseOutcome
 from seatrial.core.verdict import Boundary, Verdict
-from seatrial.loops.nemo_rl.failed_level import ILLEGAL_ACCESS, NOT_FULL, isolations, relaxed
-from seatrial.loops.nemo_rl.loop import LOOP
-from seatrial.loops.nemo_rl.nemo_runs import TRANSPORTS, variants
+from seatrial.loops.nemo_rl.loop import ILLEGAL_ACCESS, LOOP, NOT_FULL, isolations
+from seatrial.loops.nemo_rl.nemo_runs import TRANSPORTS, relaxed, variants
 from seatrial.metrics.checks import tags
 from seatrial.triage.signatures import GENERAL, load_signatures
 

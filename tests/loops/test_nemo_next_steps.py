@@ -10,7 +10,7 @@ import pytest
 from seatrial.core.loop import Context
 from seatrial.core.records import Diagnosis, LevelResult
 from seatrial.core.verdict import Boundary, Verdict
-from seatrial.loops.nemo_rl.failed_level import next_steps
+from seatrial.loops.nemo_rl.loop import next_steps
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 

@@ -43,9 +43,20 @@ from seatrial.report.outcomes import RECORD, altered_words
 from seatrial.runtime.interrupt import Interruptible
 from seatrial.runtime.process import ProcessSpec, end_leftovers, run
 from seatrial.runtime.ray import check_nodes
-from seatrial.trial import post_checks, pre_tests, run_dir, staging, verify
+from seatrial.trial import pre_tests, run_dir, staging, verify
 from seatrial.trial import preflight as disk
-from seatrial.trial.conclude import conclude, is_final, judge_level, not_run, report, store
+from seatrial.trial.conclude import (
+    conclude,
+    is_final,
+    judge_level,
+    levels_unless_moved,
+    moved,
+    not_run,
+    report,
+    sides_unless_moved,
+    store,
+    unless_unused,
+)
 from seatrial.trial.level import Limits, RunContext, level_imports, run_level
 from seatrial.trial.preflight import IGNORED, LAUNCHER, RAY_NODES, child_environment, preflight
 from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, SideJudged, Stage
@@ -281,11 +292,11 @@ class TrialRunner:
                 trial = replace(trial, levels=(*results, *kept.values()), imports=self._imports(trial.plan))
                 run_dir.save(path, trial)
                 self.listener(Judged(result))
-            why = post_checks.moved(trial.plan.changes, path, self.redactor)
-            trial = replace(trial, sides=post_checks.sides_unless_moved(trial.sides, why))
+            why = moved(trial.plan.changes, path, self.redactor)
+            trial = replace(trial, sides=sides_unless_moved(trial.sides, why))
             judged = results
             changes = [replace(repo, changed=()) if self.request.base else repo for repo in trial.plan.changes]
-            results = post_checks.unless_unused(changes, post_checks.levels_unless_moved(results, why), path, self.loop)
+            results = unless_unused(changes, levels_unless_moved(results, why), path, self.loop)
             for before, result in zip(judged, results, strict=True):
                 if result.directory and result != before:  # a level that was kept is not written again
                     write_json(path / result.directory / "result.json", result)

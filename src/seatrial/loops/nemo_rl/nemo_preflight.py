@@ -26,10 +26,20 @@ from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import Failed
-from seatrial.loops.host_findings import NoAnswerError, ask, gpus_here, run_child
+from seatrial.loops.host_findings import (
+    KINDS,
+    ModelUse,
+    NoAnswerError,
+    ask,
+    cache_room,
+    config_is_kind,
+    gpus_here,
+    hub_cache,
+    hub_snapshot,
+    run_child,
+)
+from seatrial.loops.host_findings import model_findings as file_findings
 from seatrial.loops.hydra import OVERRIDE_FORM, Sizes, is_override, override_key
-from seatrial.loops.model_files import KINDS, ModelUse, cache_room, config_is_kind, hub_cache, hub_snapshot
-from seatrial.loops.model_files import model_findings as file_findings
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_runs, script_reader
 from seatrial.loops.nemo_rl.nemo_checkout import (
     BRIDGE,

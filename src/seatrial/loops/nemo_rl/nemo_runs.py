@@ -14,10 +14,10 @@ from typing import Any
 
 from seatrial.core.guarded import parse_count, parse_step
 from seatrial.core.loop import Context, Phase
+from seatrial.core.records import OPTION
 from seatrial.core.specs import Level
 from seatrial.loops.hydra import KEYS, Sizes, override_key
 from seatrial.loops.nemo_rl import nemo_checkout, script_reader
-from seatrial.loops.nemo_rl.failed_level import relaxed
 from seatrial.loops.nemo_rl.nemo_checkout import Generation, checkout_of, generation, read_source
 
 GPUS = 2
@@ -188,6 +188,12 @@ DELTA_SEED = {
 def variants(level: str, context: Context) -> tuple[ScriptCall, ...]:
     """The calls of one level, in order; a rerun of `seatrial isolate` does not claim what it changes on purpose."""
     return tuple(replace(call, claims=relaxed(call.claims, context.options)) for call in _calls(level, context))
+
+
+def relaxed(claims: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The claims of a call without those on keys that an isolation changes on purpose (see `OPTION`)."""
+    changed = {word.partition("=")[0].lstrip("+~") for word in str(options.get(OPTION, "")).split()}
+    return {key: value for key, value in claims.items() if key not in changed}
 
 
 def _calls(level: str, context: Context) -> tuple[ScriptCall, ...]:

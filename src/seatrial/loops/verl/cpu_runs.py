@@ -22,9 +22,8 @@ from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.verl.import_check import MARK
 from seatrial.instruments.verl.verl_process import PARTS, RECORD_VARIABLE
-from seatrial.loops.host_findings import run_child
+from seatrial.loops.host_findings import ModelUse, model_findings, run_child
 from seatrial.loops.hydra import is_override
-from seatrial.loops.model_files import ModelUse, model_findings
 from seatrial.loops.verl.cpu_proofs import CONTROL_STEPS, prove
 from seatrial.loops.verl.cpu_settings import GRPO, GRPO_LOSS, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, RECORDED, SETTINGS
 from seatrial.loops.verl.verl_checkout import import_path, witness_variables

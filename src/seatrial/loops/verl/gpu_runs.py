@@ -16,11 +16,9 @@ from seatrial.core.loop import Context, Phase
 from seatrial.core.records import Finding
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
-from seatrial.loops import model_files
-from seatrial.loops.host_findings import run_child
+from seatrial.loops.host_findings import KINDS, ModelUse, cache_room, config_is_kind, hub_snapshot, run_child
+from seatrial.loops.host_findings import model_findings as file_findings
 from seatrial.loops.hydra import KEYS, Sizes
-from seatrial.loops.model_files import KINDS, ModelUse, cache_room, hub_snapshot
-from seatrial.loops.model_files import model_findings as file_findings
 from seatrial.loops.verl import verl_checkout
 from seatrial.loops.verl.verl_checkout import WRAPPER, checkout_of, engine, extras, launcher
 
@@ -113,7 +111,7 @@ def model_settings(context: Context) -> dict[str, Any]:
 
 def is_kind(context: Context, kind: str) -> bool:
     """Whether the model is of an architecture, by its own config.json."""
-    return model_files.config_is_kind(model_settings(context), kind)
+    return config_is_kind(model_settings(context), kind)
 
 
 def data_files(context: Context, dataset: str = "gsm8k") -> tuple[str, str]:
