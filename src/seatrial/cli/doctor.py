@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     from seatrial.core.loop import Context
     from seatrial.core.records import Finding
 
-EVERY: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("trl", {}),
-    ("verl", {"device": "cpu"}),
-    ("verl", {"device": "gpu"}),
-    ("nemo-rl", {}),
-)
+EVERY: tuple[tuple[str, Mapping[str, str]], ...] = (("trl", {}), ("verl", {"device": "cpu"}), ("verl", {"device": "gpu"}), ("nemo-rl", {}))
 """What is gone through when no loop is named."""
 CHECKOUTS = ("verl", "nemo_rl")
 """Options that name the checkout which a loop drives."""

@@ -28,7 +28,7 @@ MOVED: Mapping[str, tuple[str, ...]] = {
         "tests/unit_tests/peft/test_utils.py",
         "tests/unit_tests/training/utils/test_config_utils.py",
         "tests/unit_tests/training/utils/test_train_utils.py",
-    ),
+    )
 }
 """Where tests went that a guide still names."""
 SOURCE = "src/megatron/bridge/"

@@ -213,8 +213,7 @@ def refuse_other_change(recorded: Sequence[RepoState], path: Path, redactor: Red
         what = differs(repo, path / "evidence", redactor)
         if what:
             raise UserError(
-                f"{repo.path}: {what} since this trial began",
-                f"restore that state (see {path / 'evidence'}), or start a new trial",
+                f"{repo.path}: {what} since this trial began", f"restore that state (see {path / 'evidence'}), or start a new trial"
             )
 
 

@@ -143,7 +143,7 @@ MOVED = {
     "tests/unit/utils/test_weight_transfer.py": (
         "tests/unit/utils/test_weight_transfer_stream.py",
         "tests/unit/utils/test_packed_tensor.py",
-    ),
+    )
 }
 """Where tests went that a guide still names."""
 EXTRAS = ("mcore", "vllm")

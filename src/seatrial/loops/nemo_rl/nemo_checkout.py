@@ -246,8 +246,4 @@ def witness_variables(context: Context, directory: Path) -> dict[str, str]:
     roots = ((package, repo.synced or repo.import_root) for repo in context.changes for package in repo.packages)
     tested = [f"{package}={root}" for package, root in roots if root]
     tested += [f"megatron.core={place}" for place in bundled_core(context)]
-    return {
-        "SEATRIAL_IMPORTS": str(directory),
-        "SEATRIAL_UNDER_TEST": os.pathsep.join(tested),
-        "SEATRIAL_WATCH": ",".join(WATCH),
-    }
+    return {"SEATRIAL_IMPORTS": str(directory), "SEATRIAL_UNDER_TEST": os.pathsep.join(tested), "SEATRIAL_WATCH": ",".join(WATCH)}

@@ -417,11 +417,7 @@ def nemo_findings(context: Context) -> tuple[Finding, ...]:
     """What must be right before a GPU is touched; the configuration is composed only when the rest is."""
     place = nemo_checkout.checkout_of(context)
     found = nemo_checkout.layout(place)
-    of_the_machine = (
-        lambda: expert_findings(context),
-        lambda: gpus_here(gpus(context), "run it on a cluster with --on"),
-        cache_room,
-    )
+    of_the_machine = (lambda: expert_findings(context), lambda: gpus_here(gpus(context), "run it on a cluster with --on"), cache_room)
     if not found.ok or place is None:
         return gather(lambda: found, uv_finding, lambda: given_model_findings(context), *of_the_machine)
     runs = {name: variants(name, context) for name in context.levels}

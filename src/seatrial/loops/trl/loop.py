@@ -247,9 +247,7 @@ class Trl(Loop):
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """A given model must be a local directory with weights and a tokenizer, and its tokenizer must load offline; level 3 needs vLLM."""
         return gather(
-            lambda: argument_findings(context.levels, context.arguments),
-            lambda: self._model(context),
-            lambda: vllm_findings(context),
+            lambda: argument_findings(context.levels, context.arguments), lambda: self._model(context), lambda: vllm_findings(context)
         )
 
     def _model(self, context: Context) -> tuple[Finding, ...]:

@@ -20,10 +20,10 @@ from seatrial.core.files import read_json
 from seatrial.core.guarded import BadValue, as_float, parse_float, parse_literal, parse_whole
 from seatrial.core.loop import Vacuity
 from seatrial.core.records import CheckResult
-from seatrial.core.series import Damage, Metrics, Overlap, Series
+from seatrial.core.series import Damage, Metrics, Overlap
 from seatrial.core.specs import Bound, Signals
 from seatrial.core.verdict import Boundary
-from seatrial.loops.console_lines import read_lines
+from seatrial.loops.console_lines import as_series, read_lines
 
 ROW = re.compile(r"""\{['"](loss|reward|num_tokens|train_runtime|eval_\w+)['"]: [^{}]*\}?""")
 """A row, or the beginning of a torn one."""
@@ -82,7 +82,7 @@ def read_console(log: Path) -> Metrics:
         found.damage += [
             Damage(str(log), f"line {row.line}", 1, f"the value of {key!r} is not a number") for key in row.texts if key in numeric
         ]
-    series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
+    series = as_series(points)
     closing = next((row.values for row in reversed(found.rows) if row.kind == "end"), {})
     return Metrics(
         series=series,

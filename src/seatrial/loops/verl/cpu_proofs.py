@@ -149,14 +149,7 @@ def _phases(level: Level) -> dict[str, int]:
 
 
 def trained(
-    facts: Facts,
-    metrics: Metrics,
-    phase: str,
-    begin: int,
-    last: int,
-    roles: tuple[str, ...],
-    lora: tuple[str, ...] = (),
-    per_step: int = 1,
+    facts: Facts, metrics: Metrics, phase: str, begin: int, last: int, roles: tuple[str, ...], lora: tuple[str, ...] = (), per_step: int = 1
 ) -> list[CheckResult]:
     """One run did all it was to do: every parameter, every update, every sync, every rollout. `lora` names the roles with adapters."""
     made = []

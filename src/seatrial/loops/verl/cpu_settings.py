@@ -16,11 +16,7 @@ _ALWAYS: dict[str, Any] = {
     "actor_rollout_ref.rollout.load_format": "dummy",
     "reward.reward_model.enable": False,
 }
-_FSDP2_CLAIMS: dict[str, Any] = {
-    "model_engine": "dp",
-    "actor_rollout_ref.actor.strategy": "fsdp2",
-    "critic.strategy": "fsdp2",
-}
+_FSDP2_CLAIMS: dict[str, Any] = {"model_engine": "dp", "actor_rollout_ref.actor.strategy": "fsdp2", "critic.strategy": "fsdp2"}
 _MEGATRON_CLAIMS: dict[str, Any] = {
     "model_engine": "megatron",
     "actor_rollout_ref.actor.strategy": "megatron",

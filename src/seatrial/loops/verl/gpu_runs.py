@@ -321,10 +321,7 @@ def stress_sizes(context: Context) -> Sizes:
 def _save_and_resume(context: Context, directory: Path) -> tuple[Variant, ...]:
     """Two processes that share one directory of checkpoints: below the level, so no other run's can be in it."""
     place = directory / "save" / "checkpoints"
-    made = (
-        _wrapped("save", context, directory, save=1),
-        _wrapped("resume", context, directory, save=1, steps=2, resume="auto"),
-    )
+    made = (_wrapped("save", context, directory, save=1), _wrapped("resume", context, directory, save=1, steps=2, resume="auto"))
     exact = {"trainer.default_local_dir": str(place)}
     return tuple(
         replace(item, checkpoints=place, claims={**item.claims, **exact, "trainer.total_training_steps": item.steps}) for item in made

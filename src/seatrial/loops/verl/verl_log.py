@@ -11,19 +11,16 @@ from typing import Any
 from seatrial.checks import probe_facts as generic
 from seatrial.checks.probe_facts import lookup
 from seatrial.checks.training_run import DEAD_RATE
-from seatrial.core.guarded import BadValue, parse_float, parse_literal, parse_step, parse_whole
+from seatrial.core.guarded import parse_float, parse_step, parse_whole
 from seatrial.core.loop import Vacuity
 from seatrial.core.records import CheckResult
-from seatrial.core.series import Damage, Metrics, Overlap, Series
+from seatrial.core.series import Damage, Metrics, Series
 from seatrial.core.specs import Bound, Signals
 from seatrial.core.verdict import Boundary
-from seatrial.loops.console_lines import ConsoleLine, read_blocks, read_lines
+from seatrial.loops.console_lines import ConsoleLine, Points, bracket_depth, lines_of, parse_dict, read_blocks, read_lines
 
 OPENING = re.compile(r"\{'(?:actor_rollout_ref|model)': ?")
 """The first key of a task runner's dump, and of a supervised run's."""
-WARNING = re.compile(r"/.+\.py:\d+: \w*Warning: ")
-QUOTED = re.compile(r" {2}\S")
-"""The line of source that Python writes below a warning; the dump is indented by one blank or by more."""
 
 
 def read_config(log: Path) -> dict[str, Any] | None:
@@ -46,34 +43,13 @@ def read_configs(log: Path) -> list[dict[str, Any] | None]:
 
 def _literal(rows: list[ConsoleLine]) -> tuple[dict[str, Any] | None, int]:
     """The literal that begins at the first row, as written by one process, and the row where it ends."""
-    process = rows[0][1]
-    parts: list[str] = []
-    depth, warned = 0, False
-    for index, (_, prefix, text) in enumerate(rows):
-        if prefix != process:
-            continue
-        # What the process imports meanwhile may warn, on its other stream.
-        before, warned = warned, bool(WARNING.match(text))
-        if warned or (before and QUOTED.match(text)):
-            continue
+    parts, depth = list[str](), 0
+    for index, text in lines_of(rows[0][1], rows):
         parts.append(text)
-        depth += _depth(text)
+        depth += bracket_depth(text)
         if depth <= 0:
-            return _parse("\n".join(parts)), index
+            return parse_dict(parts), index
     return None, 0
-
-
-def _depth(text: str) -> int:
-    plain = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)
-    return sum(plain.count(mark) for mark in "{[(") - sum(plain.count(mark) for mark in "}])")
-
-
-def _parse(text: str) -> dict[str, Any] | None:
-    try:
-        found = parse_literal(text)
-    except BadValue:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 SMOKE = {
@@ -191,10 +167,7 @@ PLANS = {
 
 
 def read_console(log: Path) -> Metrics:
-    points: dict[str, dict[int, float]] = {}
-    twice: dict[str, set[int]] = {}
-    again: dict[str, set[int]] = {}
-    latest: dict[str, int] = {}
+    points = Points()
     damage: list[Damage] = []
     words: dict[str, Damage] = {}
     end = last = 0
@@ -211,19 +184,10 @@ def read_console(log: Path) -> Metrics:
             if torn is not None:
                 damage.append(Damage(str(log), f"line {number}", 1, f"not a record of metrics: {torn[:80]!r}"))
             for tag, value in values.items():
-                if step <= latest.get(tag, step - 1):
-                    again.setdefault(tag, set()).add(step)
-                latest[tag] = step
-                if points.setdefault(tag, {}).get(step, value) != value:
-                    twice.setdefault(tag, set()).add(step)
-                points[tag][step] = value
+                points.add(tag, step, value)
     if last and last == end and not damage:  # no line feed after it: the last number may be half of one
         damage.append(Damage(str(log), f"line {end}", 1, "the log ends inside a record of metrics"))
-    series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
-    overlaps = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(twice.items()))
-    restarts = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(again.items()))
-    sources = (str(log),) if series else ()
-    return Metrics(series=series, damage=tuple(damage), words=words, overlaps=overlaps, sources=sources, restarts=restarts)
+    return points.metrics(log, damage, words)
 
 
 def _records(text: str) -> Iterator[tuple[int | None, str]]:
