@@ -1,11 +1,9 @@
-"""`seatrial doctor`: the preflight alone, for one loop or for all of them.
-
-- Everything is checked and shown at once: an error of one check, or of one loop, is a finding among the others.
-- Exit codes: 0 ready, 99 something blocks, 2 wrong usage.
-"""
+"""`seatrial doctor`: the preflight alone, for one loop or for all of them."""
 
 from __future__ import annotations
 
+import dataclasses
+import json as encoder
 import os
 import shlex
 import shutil
@@ -19,14 +17,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seatrial.cli import request
-from seatrial.core.records import replace
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.loop import Context, as_finding, gather, read_options
+from seatrial.core.records import Finding, replace
 from seatrial.core.text import as_rows
+from seatrial.core.verdict import ExitCode
+from seatrial.loops import get_loop
 from seatrial.trial.trial_request import TrialRequest, ask, named_path
 
 if TYPE_CHECKING:
     from seatrial.core.config import Loaded
     from seatrial.core.loop import Context
-    from seatrial.core.records import Finding
 
 EVERY: tuple[tuple[str, Mapping[str, str]], ...] = (("trl", {}), ("verl", {"device": "cpu"}), ("verl", {"device": "gpu"}), ("nemo-rl", {}))
 """What is gone through when no loop is named."""
@@ -70,7 +71,6 @@ def doctor(
 
     Takes what `seatrial run` takes. Without LOOP it goes through every loop. Exit codes: 0 ready, 99 something blocks, 2 usage.
     """
-    from seatrial.core.verdict import ExitCode
     from seatrial.trial.preflight import of_machine
 
     flags = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
@@ -90,7 +90,6 @@ def doctor(
 
 def _require_usable(loaded: Loaded, auto: bool) -> None:
     """A checkout that does not exist, and `--auto` without a change, are wrong usage."""
-    from seatrial.core.errors import UserError
 
     paths = loaded.config.change.paths
     if auto and not paths:
@@ -107,9 +106,6 @@ def _require_usable(loaded: Loaded, auto: bool) -> None:
 
 def _every(loaded: Loaded, auto: bool, device: str | None) -> list[OrderedGroup]:
     """Each loop with the options that it takes; what every one of them refuses is wrong usage."""
-    from seatrial.core.errors import UserError
-    from seatrial.core.loop import as_finding, read_options
-    from seatrial.loops import get_loop
 
     chosen = [(name, given) for name, given in EVERY if not device or given.get("device", device) == device]
     known = {name: {option.name: option for option in get_loop(name).options} for name, _ in chosen}
@@ -130,7 +126,6 @@ def _every(loaded: Loaded, auto: bool, device: str | None) -> list[OrderedGroup]
 
 def _narrowed(loaded: Loaded, loop: str, options: Mapping[str, str], known: set[str]) -> Loaded:
     """The configuration for one of several loops, with the options that this one takes."""
-    import dataclasses
 
     config = loaded.config
     kept = {key: value for key, value in config.options.items() if key in known}
@@ -140,10 +135,8 @@ def _narrowed(loaded: Loaded, loop: str, options: Mapping[str, str], known: set[
 
 def _findings(loaded: Loaded, auto: bool) -> tuple[Finding, ...]:
     """Everything about one loop; wrong usage is an error."""
-    from seatrial.core.errors import BlockedError, UserError
-    from seatrial.core.loop import as_finding, gather
-    from seatrial.core.records import Finding
     from seatrial.trial.preflight import of_loop
+    from seatrial.trial.staging import engine_interpreters
 
     made: list[Finding] = []
     try:
@@ -163,8 +156,9 @@ def _findings(loaded: Loaded, auto: bool) -> tuple[Finding, ...]:
             Finding(name="level", ok=True, message=f"the diff asks for level {numbers}" if numbers else "the diff asks for no level")
         )
     python, found = _environment(asked)
-    trial = _context(asked, python)
-    of_its_own = gather(lambda: of_loop(asked.loop, asked.plan, trial, os.environ))
+    trials = Path(asked.loaded.config.run.trials).absolute()
+    context = Context.of(asked.plan, trials, python or Path("no-interpreter"), engine_interpreters())
+    of_its_own = gather(lambda: of_loop(asked.loop, asked.plan, context, os.environ))
     return (*made, *(_once(finding, of_its_own) for finding in found), *of_its_own)
 
 
@@ -177,9 +171,6 @@ def _once(finding: Finding, others: Sequence[Finding]) -> Finding:
 
 
 def _without_checkouts(loaded: Loaded) -> Loaded:
-    import dataclasses
-
-    from seatrial.loops import get_loop
 
     config = loaded.config
     named = {name.replace("-", "_") for name in get_loop(config.run.loop).configured(config.options).checkouts()}
@@ -190,9 +181,6 @@ def _without_checkouts(loaded: Loaded) -> Loaded:
 
 def _with_options(asked: TrialRequest, loaded: Loaded) -> TrialRequest:
     """What was asked with all options again: a checkout that git cannot read was named all the same."""
-    import dataclasses
-
-    from seatrial.loops import get_loop
 
     loop = get_loop(loaded.config.run.loop).configured(loaded.config.options)
     return dataclasses.replace(asked, loop=loop, plan=replace(asked.plan, options=loop.chosen))
@@ -200,8 +188,6 @@ def _with_options(asked: TrialRequest, loaded: Loaded) -> TrialRequest:
 
 def _environment(asked: TrialRequest) -> tuple[Path | None, tuple[Finding, ...]]:
     """The loop's interpreter, None where there is none, and what there is to say about it."""
-    from seatrial.core.errors import BlockedError, UserError
-    from seatrial.core.loop import as_finding, gather
     from seatrial.runtime.environments import Environments
     from seatrial.runtime.venvs import read_installed
     from seatrial.trial.staging import find_interpreter
@@ -224,14 +210,6 @@ def _environment(asked: TrialRequest) -> tuple[Path | None, tuple[Finding, ...]]
     return found.python, checked or found.findings
 
 
-def _context(asked: TrialRequest, python: Path | None) -> Context:
-    from seatrial.core.loop import Context
-    from seatrial.trial.staging import engine_interpreters
-
-    trials = Path(asked.loaded.config.run.trials).absolute()
-    return Context.of(asked.plan, trials, python or Path("no-interpreter"), engine_interpreters())
-
-
 def _next(groups: Sequence[OrderedGroup], loop: str | None) -> str:
     """The command to type now: the first fix that is one, or the trial."""
     words = [word for word in sys.argv[2:] if word != "--json"]
@@ -249,7 +227,6 @@ def _flag(option: str) -> str:
 
 def _taken(words: Sequence[str], title: str) -> Iterator[str]:
     """The words of a call for every loop that the one with this title takes, without what its title says already."""
-    from seatrial.loops import get_loop
 
     name, *said = title.split()
     known = {option.name for option in get_loop(name).options}
@@ -265,7 +242,6 @@ def _taken(words: Sequence[str], title: str) -> Iterator[str]:
 
 
 def _print_json(groups: Sequence[OrderedGroup], following: str) -> None:
-    import json
 
     rows = [
         {"about": group.title, "severity": finding.severity, **finding.model_dump(mode="json")}
@@ -273,7 +249,7 @@ def _print_json(groups: Sequence[OrderedGroup], following: str) -> None:
         for finding in group.findings
     ]
     ready = {group.title: group.ready for group in groups}
-    typer.echo(json.dumps({"ready": all(ready.values()), "about": ready, "findings": rows, "next": following}, indent=2))
+    typer.echo(encoder.dumps({"ready": all(ready.values()), "about": ready, "findings": rows, "next": following}, indent=2))
 
 
 def _print_text(groups: Sequence[OrderedGroup], following: str) -> None:

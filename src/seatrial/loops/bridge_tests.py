@@ -1,8 +1,4 @@
-"""Tests of Megatron-Bridge before the levels: its own unit tests for a diff, and the conformance gate (conformance.toml).
-
-- Upstream moves its tests: a missing file is reported with what runs instead.
-- A rung of the gate that fails, and passed before the change, ends the trial.
-"""
+"""Tests of Megatron-Bridge before the levels: its own unit tests for a diff, and the conformance gate (conformance.toml)."""
 
 from __future__ import annotations
 
@@ -115,10 +111,7 @@ def conformance_rows() -> tuple[Conformance, ...]:
 
 
 def conformance(context: Context) -> tuple[SideTests, ...]:
-    """The probe of the checkouts under test; nothing where there is none, where it is switched off, or nothing asks for it.
-
-    Families that are not to climb the same rungs have a probe each.
-    """
+    """The probes of the checkouts under test, one for the families that climb the same rungs; none where nothing asks for it."""
     tested = [(name, repo) for repo in context.changes if (name := _name(repo)) and not repo.companion]
     if not tested or context.options.get("tests") == "off":
         return ()

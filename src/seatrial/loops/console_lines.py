@@ -1,10 +1,4 @@
-"""The lines of a console log as a loop's readers need them: without colours and time stamps, with the writing process apart.
-
-- What a launcher puts before a line is removed (`log_text.without_head`).
-- The prefix of Ray, torchrun or srun names the process; the parts of a progress bar (`\\r`) are yielded one by one.
-- Numbers count line feeds only.
-- A line that is too long comes in pieces (`files.read_pieces`), so a log of any size costs one piece of memory.
-"""
+"""The lines of a console log as a loop's readers need them: without colours and time stamps, with the writing process apart."""
 
 from __future__ import annotations
 

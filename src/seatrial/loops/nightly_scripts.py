@@ -1,9 +1,4 @@
-"""Test scripts of a loop: what it knows of them without running them.
-
-- A loop that has nightly scripts has a `nightly.py` with `describe(script, text)`, which gives None for what is not one of its scripts.
-- A loop that has functional scripts has a `functional.py` with `describe_functional(script, arguments)`, which does the same for a file of
-  a checkout; its nightly scripts are among them.
-"""
+"""Test scripts of a loop, without running them: by `describe_nightly` and `describe_functional` of its `nightly.py`, if it has one."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 - `isolate`: one setting changed per rerun, each a trial of its own. The first rerun changes nothing: a failure that does not repeat
   makes the others say nothing. What counts is whether the original failure is gone, not whether the rerun passes.
-- `localize`: finds the level with token logs and writes RUN/localize/. The trial itself does not change.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 - The base of a repository is its merge base with the main branch, the merge base with `--base`, or HEAD where the work is uncommitted.
 - Worktrees live as long as they are needed. Nothing is fetched, no hook and no filter runs, and the checkouts under test are not
   touched.
-- Differences beside the change itself become limitations. They change no verdict.
 """
 
 from __future__ import annotations

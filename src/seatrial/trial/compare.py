@@ -230,10 +230,7 @@ def _values(before: LevelResult, after: LevelResult) -> str:
 
 
 def _causes(before: LevelResult, old_roots: Sequence[str], after: LevelResult, roots: Sequence[str]) -> tuple[str, bool]:
-    """What the same known failure said on both sides, where that differs: one pattern may stand for several causes.
-
-    And whether that is the same, numbers and places aside.
-    """
+    """What the same known failure said on both sides, where that differs; and whether it is the same, numbers and places aside."""
     old, now = before.diagnosis, after.diagnosis
     if old is None or now is None or now.verdict is None or now.signature is None:
         return "", True

@@ -1,8 +1,4 @@
-"""From the files of each level to its result, and from the results to a stored verdict and every report.
-
-Only reads what is there, so a killed trial can be judged, too. Used by the runner, and by a process that finds the runner ended by its
-cluster.
-"""
+"""From the files of each level to its result, and from the results to a stored verdict and every report."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import traceback
 from collections.abc import Collection, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import TypeVar
 
 from seatrial.checks.log_lines import finite, read_facts
 from seatrial.checks.probe_facts import FACTS_PATTERN as FACTS
@@ -212,10 +209,7 @@ def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
 
 
 def _expression(spec: CheckSpec, metrics: Metrics, runs: Collection[str]) -> CheckResult:
-    """Evaluate a check, and say why it is there, and of which run its metric is.
-
-    An assertion of a loop's own script that cannot be read was not met.
-    """
+    """Evaluate a check, with why it is there and the run of its metric. One of a loop's own script that cannot be read was not met."""
     try:
         result = evaluate(spec.expr, metrics, spec.boundary)
     except CheckSyntaxError as error:
@@ -249,6 +243,7 @@ def _arguments(bench: RunContext) -> tuple[str, ...]:
     return tuple(bench.redactor.value(bench.context.arguments))
 
 
+Result = TypeVar("Result", LevelResult, SideResult)
 FINAL = (Verdict.PASS, Verdict.FAIL)
 """Verdicts that `resume` keeps. What was Blocked or cut short is run again."""
 
@@ -320,16 +315,10 @@ def moved(changes: Sequence[RepoState], run_dir: Path, redactor: Redactor) -> st
     return None
 
 
-def levels_unless_moved(results: list[LevelResult], why: str | None) -> list[LevelResult]:
-    """The levels, without a Pass if a checkout moved."""
-    update = {"verdict": Verdict.BLOCKED, "boundary": Boundary.ENVIRONMENT, "reason": why}
-    return [replace(result, **update) if why and result.verdict is Verdict.PASS else result for result in results]
-
-
-def sides_unless_moved(results: Sequence[SideResult], why: str | None) -> tuple[SideResult, ...]:
-    """The tests before the levels, without a Pass if a checkout moved."""
-    update = {"verdict": Verdict.BLOCKED, "reason": why}
-    return tuple(replace(result, **update) if why and result.verdict is Verdict.PASS else result for result in results)
+def unless_moved(results: Sequence[Result], why: str | None, boundary: Boundary | None = None) -> list[Result]:
+    """Levels, or tests before them, without a Pass if a checkout moved."""
+    update = {"verdict": Verdict.BLOCKED, "reason": why, "boundary": boundary}
+    return [replace(one, **update) if why and one.verdict is Verdict.PASS else one for one in results]
 
 
 def unless_unused(changes: Sequence[RepoState], results: list[LevelResult], run_dir: Path, loop: Loop) -> list[LevelResult]:

@@ -1,9 +1,4 @@
-"""Runs the processes of one level, one after another, each with its own log; reads the metrics and import proofs that they leave.
-
-- `assess` judges what they leave; it only reads files.
-- Each level is a run of its own: metrics of two levels or two trials are never read as one. An unreadable file is damage, never an
-  empty answer.
-"""
+"""Runs the processes of one level, one after another, each with its own log; reads the metrics and import proofs that they leave."""
 
 from __future__ import annotations
 

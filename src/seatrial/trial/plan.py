@@ -1,10 +1,7 @@
 """Chooses levels: asked for by number, or required by the diff.
 
-- Each chosen level carries the reason. Globs match changed paths, words match changed lines; words of dependency pins count in pin
-  files only.
 - A changed path that no rule names, and an empty diff, fan out to the default levels: never to none. Only where every changed path is
   known to need no level (documentation, recipes), none is required.
-- `require_known` checks the ids of known issues: an id that could never apply is an error that names the nearest.
 """
 
 from __future__ import annotations

@@ -99,15 +99,9 @@ def run_side(bench: RunContext, tests: SideTests) -> SideResult:
     cases = cleaned_cases(directory / JUNIT, bench.redactor)
     verdict, reason = judge_side(outcome, cases, said_in(directory / LOG), _own_packages(bench.context))
     counts = [case.outcome for case in cases or ()]
-    return SideResult(
-        key=tests.key,
-        name=tests.name,
-        verdict=verdict,
-        reason=reason,  # of a log and a junit.xml that have no secret in them
+    return replace(
+        not_run(tests, verdict, reason),  # of a log and a junit.xml that have no secret in them
         command=tuple(bench.redactor.value(command)),
-        files=tests.files,
-        notes=tests.notes,
-        gate=tests.gate,
         passed=counts.count("passed"),
         failed=counts.count("failed"),
         errors=counts.count("error"),

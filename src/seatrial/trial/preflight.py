@@ -1,11 +1,4 @@
-"""What is checked before anything starts. Each finding names its boundary and the command that fixes it.
-
-- A finding that is not ok blocks the trial: nothing runs, and nothing is held against the change. A warning blocks nothing.
-- The machine: git, locale, memory, ports, open files, a Ray that already runs.
-- Disks: levels say what their run directories take, loops what they take beside them, lock files what environments take. Places on one
-  filesystem share its free space.
-- Nothing is started or changed.
-"""
+"""What is checked before anything starts. Each finding names its boundary and the command that fixes it."""
 
 from __future__ import annotations
 

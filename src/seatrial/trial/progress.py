@@ -1,7 +1,4 @@
-"""Events of a running trial. The runner sends them; the command line shows them.
-
-`Follower` reports how far a running level is, from the end of its metrics file.
-"""
+"""Events of a running trial. The runner sends them; the command line shows them."""
 
 from __future__ import annotations
 

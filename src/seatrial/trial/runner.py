@@ -1,10 +1,4 @@
-"""Runs a trial: plan, evidence, preflight, levels, verdict, reports. Everything goes through the run directory.
-
-- Evidence is stored before the first process starts. `prepare` stores it and runs nothing: `resume` then runs the trial, on this
-  machine or on another one that shares the directory.
-- Tests of the change and of the loop, and the probe, run before the levels.
-- In a Slurm job with Ray, a worker of every node first says from where it would import the change.
-"""
+"""Runs a trial: plan, evidence, preflight, levels, verdict, reports. Everything goes through the run directory."""
 
 from __future__ import annotations
 
@@ -49,12 +43,11 @@ from seatrial.trial.conclude import (
     conclude,
     is_final,
     judge_level,
-    levels_unless_moved,
     moved,
     not_run,
     report,
-    sides_unless_moved,
     store,
+    unless_moved,
     unless_unused,
 )
 from seatrial.trial.level import Limits, RunContext, level_imports, run_level
@@ -130,10 +123,7 @@ def start(request: Request, listener: Listener, known: tuple[LevelResult, ...] =
 
 
 def prepare(request: Request, listener: Listener) -> Trial:
-    """Store a new trial with its evidence, and build its environment; nothing runs yet. What blocks it is raised.
-
-    An environment that is not ours is where the job runs, and is recorded there.
-    """
+    """Store a new trial with its evidence, and build its environment if it is ours; nothing runs yet. What blocks it is raised."""
     staging.refuse(request.plan.arguments)
     _require_room(request)
     redactor = staging.redactor(request.plan.arguments)
@@ -275,7 +265,9 @@ class TrialRunner:
             trial = self._sides(self._begun(trial), bench)
             shut = pre_tests.shut(trial.sides)
             if shut:
-                return self._finish(trial, self._behind(trial, shut), interrupted=stop.signal is not None)
+                return self._finish(
+                    trial, self._without_running(trial, Verdict.SKIPPED, pre_tests.behind(shut)), interrupted=stop.signal is not None
+                )
             kept = {result.number: result for result in trial.levels if _stays(trial, result)}
             results: list[LevelResult] = []
             for planned in trial.plan.levels:
@@ -293,10 +285,10 @@ class TrialRunner:
                 run_dir.save(path, trial)
                 self.listener(Judged(result))
             why = moved(trial.plan.changes, path, self.redactor)
-            trial = replace(trial, sides=sides_unless_moved(trial.sides, why))
+            trial = replace(trial, sides=tuple(unless_moved(trial.sides, why)))
             judged = results
             changes = [replace(repo, changed=()) if self.request.base else repo for repo in trial.plan.changes]
-            results = unless_unused(changes, levels_unless_moved(results, why), path, self.loop)
+            results = unless_unused(changes, unless_moved(results, why, Boundary.ENVIRONMENT), path, self.loop)
             for before, result in zip(judged, results, strict=True):
                 if result.directory and result != before:  # a level that was kept is not written again
                     write_json(path / result.directory / "result.json", result)
@@ -413,24 +405,20 @@ class TrialRunner:
 
     def _blocked(self, trial: Trial, finding: Finding) -> tuple[LevelResult, ...]:
         """Every level that has no final result yet, blocked by what the preflight found."""
-        kept = {result.number: result for result in trial.levels if _stays(trial, result)}
-        reason = f"preflight: {finding.name}: {finding.message}"
         follow = (finding.fix,) if finding.fix else ()
-        results = []
-        for planned in trial.plan.levels:
-            if planned.skip:
-                results.append(self._not_run(planned, Verdict.SKIPPED, planned.skip))
-                continue
-            blocked = replace(self._not_run(planned, Verdict.BLOCKED, reason, finding.boundary), follow_ups=follow)
-            results.append(kept.get(planned.number, blocked))
-        return tuple(results)
+        return self._without_running(trial, Verdict.BLOCKED, f"preflight: {finding.name}: {finding.message}", finding.boundary, follow)
 
-    def _behind(self, trial: Trial, shut: SideResult) -> tuple[LevelResult, ...]:
-        """Every level that has no final result yet, not run because a gate failed."""
+    def _without_running(
+        self, trial: Trial, verdict: Verdict, why: str, boundary: Boundary | None = None, follow_ups: tuple[str, ...] = ()
+    ) -> tuple[LevelResult, ...]:
+        """Every level as it is kept, skipped, or not run for this reason."""
         kept = {result.number: result for result in trial.levels if _stays(trial, result)}
-        why = pre_tests.behind(shut)
-        made = {planned.number: self._not_run(planned, Verdict.SKIPPED, planned.skip or why) for planned in trial.plan.levels}
-        return tuple(kept.get(number, result) for number, result in made.items())
+        made = []
+        for planned in trial.plan.levels:
+            skipped = bool(planned.skip)
+            result = self._not_run(planned, Verdict.SKIPPED if skipped else verdict, planned.skip or why, None if skipped else boundary)
+            made.append(kept.get(planned.number, result if skipped else replace(result, follow_ups=follow_ups)))
+        return tuple(made)
 
     def _imports(self, plan: Plan) -> tuple[ImportProof, ...]:
         """Import proofs of all levels, each once."""

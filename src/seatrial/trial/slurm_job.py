@@ -1,10 +1,4 @@
-"""A trial as a Slurm job: submits it, follows it from any machine, and settles it once the job has ended.
-
-- The job runs `seatrial resume RUN` on a node that shares the run directory. It is a batch of its own, `RUN/jobs/`.
-- `Following` reads files and asks Slurm now and then; the job does not notice. A controller that does not answer is reported and waited
-  for.
-- In a container everything is mounted at the path that it has outside.
-"""
+"""A trial as a Slurm job: submits it, follows it from any machine, and settles it once the job has ended."""
 
 from __future__ import annotations
 

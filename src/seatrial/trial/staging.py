@@ -1,11 +1,8 @@
 """What the processes of a level get: an interpreter and its environment, staged instruments, a script of their commands, secret arguments.
 
-- A loop runs in the user's Python, or in the environment that Seatrial built from the loop's lock file. `environment_record` lists the
-  packages that it would import, asked with the standard library only; the fingerprint covers the Python version and every package.
 - Instruments are a small copy of `seatrial` in the run directory: what the loop's interpreter needs, without Seatrial's dependencies.
   So `command.sh` runs as it stands after an upgrade.
 - `command.sh` replaces the level directory by `$OUT`, a fresh directory by default: running it again never touches the evidence.
-- Arguments that are secrets are hidden wherever they are printed or stored.
 """
 
 from __future__ import annotations

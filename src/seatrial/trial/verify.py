@@ -1,9 +1,4 @@
-"""Reads a stored trial again: what its files support now, and what a resume must share with the beginning.
-
-- `verified` compares every file with its digest, the record with its seal, and the records of each level with each other. A Pass that
-  its files no longer support is revoked.
-- A resume needs the same change and the same environment of the loop; anything else is refused.
-"""
+"""Reads a stored trial again: what its files support now, and what a resume must share with the beginning."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
-"""NeMo-RL: its own functionals with Megatron, driven from outside, in the environment that uv made for its checkout.
-
-It needs GPUs. The ladder with options in force, the tests that go before the levels, and what a Pass leaves open stand here, too.
-"""
+"""NeMo-RL: its own functionals with Megatron, driven from outside, in the environment that uv made for its checkout."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import bridge_tests
 from seatrial.loops.bridge_tests import conformance
 from seatrial.loops.host_findings import hub_cache, hub_snapshot, wrong_names
-from seatrial.loops.hydra import KEYS, size_options
+from seatrial.loops.hydra import KEYS, size_options, with_options
 from seatrial.loops.nemo_rl import (
     nemo_checkout,
     nemo_metrics,
@@ -41,13 +38,6 @@ NO_LORA = (
     "a Megatron run of two steps that was cut after the first and resumed is the run that was not cut, within the tolerances of "
     "NeMo-RL's own comparison; LoRA was not run"
 )
-
-
-def ladder(levels: Sequence[Level], options: Mapping[str, str]) -> tuple[Level, ...]:
-    """The levels; a cluster is asked for the GPUs that are used."""
-    count = int(options.get("gpus", GPUS))
-    made = [replace_record(level, cost=replace_record(level.cost, gpus=count)) for level in levels]
-    return tuple(replace_record(level, **_changed(level, options)) for level in made)
 
 
 def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
@@ -449,7 +439,7 @@ class NemoRl(Loop):
         return nemo_checkout.import_path(context)
 
     def levels(self) -> tuple[Level, ...]:
-        return ladder(super().levels(), self.chosen)
+        return with_options(super().levels(), self.chosen, GPUS, _changed)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         return nemo_runs.phases(level, context, directory)

@@ -1,7 +1,4 @@
-"""The NeMo-RL checkout that is driven: its place, its generation, its Python, and the configuration keys that its code reads.
-
-Nothing here runs anything; a directory that is no checkout is a finding.
-"""
+"""The NeMo-RL checkout that is driven: its place, its generation, its Python, and the configuration keys that its code reads."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from seatrial.core.files import read_text
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
+from seatrial.loops import hydra
 
 FOLDERS = ("nemo_rl", "examples")
 PASSED_ON = (
@@ -161,10 +159,7 @@ def generation(checkout: Path) -> Generation:
 
 def checkout_of(context: Context) -> Path | None:
     """The checkout: the one that was named, or the NeMo-RL under test."""
-    named = context.options.get("nemo_rl")
-    if named:
-        return Path(named).absolute()
-    return next((Path(repo.path) for repo in context.changes if "nemo_rl" in repo.packages), None)
+    return hydra.checkout_of(context, "nemo_rl", "nemo_rl")
 
 
 def interpreter(options: Mapping[str, Any]) -> Path:
@@ -209,8 +204,8 @@ def bundled_core(context: Context) -> list[Path]:
 
 
 def python_path(context: Context) -> str:
-    """PYTHONPATH of every process of the loop, as the trial sets it for the driver; workers must have the same."""
-    return os.pathsep.join((*context.import_path(), *import_path(context), str(context.run_dir / "instruments")))
+    """PYTHONPATH of every process of the loop."""
+    return hydra.python_path(context, import_path(context))
 
 
 def layout(checkout: Path | None) -> Finding:
@@ -239,11 +234,5 @@ def _finding(ok: bool, message: str, fix: str = "") -> Finding:
     return Finding(name="NeMo-RL", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix, code=FindingCode.CHECKOUT)
 
 
-WATCH = ("nemo_rl", "megatron.core", "megatron.bridge", "torch", "transformers", "ray", "vllm", "sglang")
-
-
 def witness_variables(context: Context, directory: Path) -> dict[str, str]:
-    roots = ((package, repo.synced or repo.import_root) for repo in context.changes for package in repo.packages)
-    tested = [f"{package}={root}" for package, root in roots if root]
-    tested += [f"megatron.core={place}" for place in bundled_core(context)]
-    return {"SEATRIAL_IMPORTS": str(directory), "SEATRIAL_UNDER_TEST": os.pathsep.join(tested), "SEATRIAL_WATCH": ",".join(WATCH)}
+    return hydra.witness_variables(context, directory, bundled_core(context), "nemo_rl")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seatrial.checks.probe_facts import ABSENT, unmet_claims
+from seatrial.checks.probe_facts import ABSENT
 from seatrial.core.errors import FindingCode, UserError
 from seatrial.core.files import read_table, read_text
 from seatrial.core.guarded import BadValue, parse_python, parse_toml
@@ -39,7 +39,7 @@ from seatrial.loops.host_findings import (
     run_child,
 )
 from seatrial.loops.host_findings import model_findings as file_findings
-from seatrial.loops.hydra import OVERRIDE_FORM, Sizes, is_override, override_key
+from seatrial.loops.hydra import OVERRIDE_FORM, Sizes, configured_wrong, override_key, rejected, unlike_claims, word_findings
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_runs, script_reader
 from seatrial.loops.nemo_rl.nemo_checkout import (
     BRIDGE,
@@ -289,7 +289,7 @@ def config_findings(
     with tempfile.TemporaryDirectory(prefix="seatrial-compose-") as folder:
         runs = [_request(item, checkout, Path(folder, f"{number}.yaml")) for number, item in enumerate(wanted)]
         unknown = [
-            _composed_finding(False, f"{w.title}: {w.training.program} names no configuration of its own")
+            configured_wrong(False, f"{w.title}: {w.training.program} names no configuration of its own")
             for w, run in zip(wanted, runs, strict=True)
             if run is None
         ]
@@ -302,7 +302,7 @@ def config_findings(
     source = read_source(checkout)
     made = [finding for item, answer in zip(wanted, answers, strict=True) for finding in _judge(item, answer, own, source)]
     claimed = sum(len(item.claims) for item in wanted)
-    return _once(made) or [_composed_finding(True, f"{len(wanted)} runs composed, {claimed} values as claimed, every override is read")]
+    return _once(made) or [configured_wrong(True, f"{len(wanted)} runs composed, {claimed} values as claimed, every override is read")]
 
 
 def default_config(program: Path) -> Path | None:
@@ -339,30 +339,20 @@ def _request(item: ComposeRequest, checkout: Path, written: Path) -> dict[str, A
 
 def _judge(item: ComposeRequest, answer: Mapping[str, Any], own: Sequence[str], source: ConfigSource) -> Iterator[Finding]:
     if answer["error"]:
-        yield _composed_finding(
+        yield configured_wrong(
             False, f"{item.title}: NeMo-RL's own configuration does not compose: {answer['error']}", "use a clean checkout"
         )
         return
-    for entry in answer["rejected"]:
-        override, near = entry["override"], entry["near"]
-        known = f"; nearest known: {', '.join(near)}" if near else ""
-        fix = "correct it, or leave it out" if override in own else OTHER_VERSION if override in item.ours else UNCLEAN
-        yield _composed_finding(False, f"{item.title}: this NeMo-RL rejects {override}{known} ({entry['reason'][:200]})", fix)
+    yield from rejected(item.title, answer, own, "NeMo-RL", lambda override: OTHER_VERSION if override in item.ours else UNCLEAN)
     for override, added in answer["added"].items():
         why = source.unread(override_key(override), added)
         if why and override_key(override) not in answer["referred"]:
             fix = "leave it out, or use the key that this checkout reads" if override in own else "use the keys of this checkout"
-            yield _composed_finding(False, f"{item.title}: {override} is accepted, but {why}: a run with it would be vacuous", fix)
-    rejected = {override_key(entry["override"]) for entry in answer["rejected"]}
-    for key, value, claimed in unmet_claims(item.claims, answer["values"]):
-        if key in rejected:  # it is said above why it is not as claimed
-            continue
-        theirs = next((word for word in own if override_key(word) == key), None)
-        fix = f"leave {theirs} out: with it the level would not prove its claim" if theirs else "use NeMo-RL's own script unchanged"
-        yield _composed_finding(False, f"{item.title} claims {key} = {claimed}, and the run would have {value}", fix)
+            yield configured_wrong(False, f"{item.title}: {override} is accepted, but {why}: a run with it would be vacuous", fix)
+    yield from unlike_claims(item.title, item.claims, answer, own, "NeMo-RL's own script")
     asked = _all_gpus(answer["values"])
     if item.gpus is not None and asked is not None and asked > item.gpus:
-        yield _composed_finding(False, f"{item.title} asks for {asked} GPUs, and {item.gpus} are to be used", f"--set options.gpus={asked}")
+        yield configured_wrong(False, f"{item.title} asks for {asked} GPUs, and {item.gpus} are to be used", f"--set options.gpus={asked}")
     if answer["values"].get(f"{MEGATRON}.enabled") is True:
         yield from _composed_sizes(item.title, answer["values"])
 
@@ -373,10 +363,10 @@ def _composed_sizes(title: str, values: Mapping[str, Any]) -> Iterator[Finding]:
     train, logprob = (values.get(key, ABSENT) for key in BATCHES)
     wrong = Sizes(tp, pp, cp).problem(world) if (world := _trainers(values)) else None
     if wrong:
-        yield _composed_finding(False, f"{title}: {wrong}", f"choose {TP}, {PP} and {CP} so that their product divides the GPUs that train")
+        yield configured_wrong(False, f"{title}: {wrong}", f"choose {TP}, {PP} and {CP} so that their product divides the GPUs that train")
     if tp >= GUARDED_TP and logprob not in (ABSENT, train):
         message = f"{title}: TP {tp} with train_micro_batch_size {train} and logprob_batch_size {logprob}: NeMo-RL refuses it"
-        yield _composed_finding(False, message, f"use TP 1 or 2; or set {BATCHES[0]} and {BATCHES[1]} to the same number")
+        yield configured_wrong(False, message, f"use TP 1 or 2; or set {BATCHES[0]} and {BATCHES[1]} to the same number")
 
 
 def _all_gpus(values: Mapping[str, Any]) -> int | None:
@@ -395,10 +385,6 @@ def _trainers(values: Mapping[str, Any]) -> int | None:
 def _once(findings: Sequence[Finding]) -> list[Finding]:
     """A script that trains several times says the same of each."""
     return list(dict.fromkeys(findings))
-
-
-def _composed_finding(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="configuration", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
 
 
 def _environment(message: str) -> Finding:
@@ -443,14 +429,14 @@ def nemo_findings(context: Context) -> tuple[Finding, ...]:
     else:
         first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.code not in MACHINE))
         made += gather(lambda: given_model_findings(context))
-        made.append(_config(True, f"not composed, because this must be right before: {first}"))
+        made.append(configured_wrong(True, f"not composed, because this must be right before: {first}"))
     return tuple(dict.fromkeys(made))
 
 
 def _sizes(runs: Calls) -> list[Finding]:
     wrong = [f"{level} ({call.name}): {why}" for level, each in runs.items() for call in each if (why := call.sizes.problem(call.trainers))]
     fix = "choose --set options.tp=, pp=, cp=, ep=, etp= so that their products divide the GPUs"
-    return [_config(False, text, fix, "sizes") for text in wrong]
+    return [configured_wrong(False, text, fix, "sizes") for text in wrong]
 
 
 def _transports(runs: Calls, context: Context) -> list[Finding]:
@@ -459,7 +445,7 @@ def _transports(runs: Calls, context: Context) -> list[Finding]:
     if not lacking:
         return []
     message = f"refit: this NeMo-RL has no transport {', '.join(lacking)}; it has {', '.join(here)}"
-    return [_config(False, message, f"--set options.transports={','.join(here)}", "transports")]
+    return [configured_wrong(False, message, f"--set options.transports={','.join(here)}", "transports")]
 
 
 def _words(context: Context, place: Path) -> list[Finding]:
@@ -468,11 +454,8 @@ def _words(context: Context, place: Path) -> list[Finding]:
     while "--config" in words[:-1]:
         at = words.index("--config")
         del words[at : at + 2]
-    said = [(f"{word!r} is no Hydra override", f"{OVERRIDE_FORM}, or --config PATH") for word in words if not is_override(word)]
     places = [*context.arguments, str(context.run_dir), str(place), nemo_checkout.python_path(context)]
-    fix = "use paths and overrides without white space"
-    said += [(f"the script would split {word!r}", fix) for word in places if len(word.split()) != 1]
-    return [_config(False, message, fix, "arguments") for message, fix in said]
+    return word_findings(words, places, "script", f"{OVERRIDE_FORM}, or --config PATH")
 
 
 def _scripts(runs: Calls, place: Path) -> list[Finding]:
@@ -483,7 +466,9 @@ def _scripts(runs: Calls, place: Path) -> list[Finding]:
             similar = difflib.get_close_matches(script, here, n=3)
             near = f"; similar scripts there: {', '.join(similar)}" if similar else ""
             made.append(
-                _config(False, f"{place}: {script} is missing{near}", "check out a revision that has it, or leave the level out", "scripts")
+                configured_wrong(
+                    False, f"{place}: {script} is missing{near}", "check out a revision that has it, or leave the level out", "scripts"
+                )
             )
     return made
 
@@ -500,13 +485,15 @@ def configuration(runs: Calls, context: Context, place: Path) -> list[Finding]:
         try:
             found = record_script(place / call.script, place, words, {**environment, **phase.env})
         except ScriptError as error:
-            made.append(_config(False, f"{title}: {error}", "use a clean checkout, and set the variables that the script asks for"))
+            made.append(
+                configured_wrong(False, f"{title}: {error}", "use a clean checkout, and set the variables that the script asks for")
+            )
             continue
         made += _unread(title, call, place, found) if call.assertions else []
         wanted += [ComposeRequest(title, training, call.claims, gpus(context), call.overrides) for training in found.trainings]
     made += named_model_findings([item.training for item in wanted], context)
     if wanted and not context.has_python:
-        made.append(_config(True, "not composed: there is no interpreter for it yet (see environment)"))
+        made.append(configured_wrong(True, "not composed: there is no interpreter for it yet (see environment)"))
     elif wanted:
         made += config_findings(wanted, place, [str(context.python)], environment, context.arguments)
     return made
@@ -519,8 +506,4 @@ def _unread(title: str, call: ScriptCall, place: Path, found: RecordedScript) ->
         return []
     message = f"{title}: {call.script} asserts {lost[0]}, which Seatrial does not read from it"
     more = f" ({len(lost)} of {len(found.assertions)} assertions)" if len(found.assertions) > 1 else ""
-    return [_config(False, message + more, "use NeMo-RL's own script unchanged, or leave the level out", "assertions")]
-
-
-def _config(ok: bool, message: str, fix: str = "", name: str = "configuration") -> Finding:
-    return Finding(name=name, ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
+    return [configured_wrong(False, message + more, "use NeMo-RL's own script unchanged, or leave the level out", "assertions")]

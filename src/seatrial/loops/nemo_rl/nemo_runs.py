@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from seatrial.core.guarded import parse_count, parse_step
+from seatrial.core.guarded import parse_step
 from seatrial.core.loop import Context, Phase
 from seatrial.core.records import OPTION
 from seatrial.core.specs import Level
-from seatrial.loops.hydra import KEYS, Sizes, override_key
+from seatrial.loops.hydra import KEYS, Sizes, last_count, override_key
 from seatrial.loops.nemo_rl import nemo_checkout, script_reader
 from seatrial.loops.nemo_rl.nemo_checkout import Generation, checkout_of, generation, read_source
 
@@ -399,7 +399,7 @@ def training(call: ScriptCall, context: Context, directory: Path) -> Phase:
             *("--out", str(directory / call.name), *_sources(context), "--", *words(call, context, directory)),
         ),
         env={**call.variables, **nemo_checkout.witness_variables(context, directory), **_unbuffered(), **_converted(context, directory)},
-        steps=_steps(call, context.arguments),
+        steps=last_count(context.arguments, STEP_OVERRIDES, call.steps),
         processes=("driver", "worker"),
         cwd=place,
     )
@@ -432,9 +432,3 @@ def _sources(context: Context) -> tuple[str, ...]:
     if context.options.get("helpers") == "local":
         made += [word for core in nemo_checkout.bundled_core(context)[:1] for word in ("--helpers", str(core))]
     return tuple(made)
-
-
-def _steps(call: ScriptCall, arguments: Sequence[str]) -> int:
-    """Steps to reach: the user's own number counts, since it is what the loop will do."""
-    given = [word.partition("=")[2] for word in arguments if word.lstrip("+").startswith(STEP_OVERRIDES)]
-    return parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else call.steps

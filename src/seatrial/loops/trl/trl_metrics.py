@@ -235,10 +235,7 @@ def _end_by_epochs(rows: Iterable[_Row], taken: int | None) -> int | None:
 
 
 def steps_reached(metrics: Metrics) -> int | None:
-    """The least last step of all training runs: a level with several is done when each of them is.
-
-    The row that closes a run counts as a loss does: losses may be logged less often than at every step.
-    """
+    """The least last step of all training runs. The row that closes a run counts, since losses may be logged less often."""
     runs: dict[str, int] = {}
     for tag, series in metrics.series.items():
         run, _, name = tag.rpartition("/")

@@ -120,10 +120,7 @@ def changed(facts: Facts, words: tuple[str, ...], what: str, boundary: Boundary)
 
 
 def trained(facts: Facts, metrics: Metrics, prefix: str, lora: bool = False) -> list[CheckResult]:
-    """One training run did all it was to do: every parameter, every step, every update.
-
-    Its gradients are proven by its shadow, which knows when there is nothing to learn.
-    """
+    """One training run did all it was to do: every parameter, every step, every update. Its shadow proves the gradients."""
     run, gradients = _driver(facts), facts.one("gradients", process="driver")
     name = prefix.rstrip("/")
     where = f" ({name})" if name else ""
@@ -182,10 +179,7 @@ def _whole_model(row: Row | None, where: str) -> CheckResult:
 
 
 def _equal_files(name: str, row: Row | None, made: bool, where: str) -> CheckResult:
-    """Tensors may be renamed on their way and are then found by content; experts may be fused, and so may be a user's model.
-
-    Otherwise every tensor of the model has one in the files.
-    """
+    """Every tensor of the model has one in the files, by name or content; experts may be fused, and so may be a user's model."""
     if row is None:
         return proof(f"{name}: bit-equal", False, "no facts", Boundary.PROVIDER)
     found = row["compared"] + row["renamed"] - len(row["wrong"])

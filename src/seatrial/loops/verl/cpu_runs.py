@@ -1,7 +1,4 @@
-"""verl on this machine's CPU: the phases of a level, and whether the changes can be imported in its environment.
-
-Each phase is one call of `instruments/verl/train.py`, which starts verl's own `main_ppo`. `OWNED` settings cannot be overridden.
-"""
+"""verl on this machine's CPU: the phases of a level, and whether the changes can be imported in its environment."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.core.errors import FindingCode, code_of
-from seatrial.core.guarded import parse_count, parse_json, parse_step
+from seatrial.core.guarded import parse_json, parse_step
 from seatrial.core.loop import Context, Phase
 from seatrial.core.records import Finding
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.loops.host_findings import KINDS, ModelUse, cache_room, config_is_kind, hub_snapshot, run_child
 from seatrial.loops.host_findings import model_findings as file_findings
-from seatrial.loops.hydra import KEYS, Sizes
+from seatrial.loops.hydra import KEYS, Sizes, last_count
 from seatrial.loops.verl import verl_checkout
 from seatrial.loops.verl.verl_checkout import WRAPPER, checkout_of, engine, extras, launcher
 
@@ -199,8 +199,7 @@ def _wrong_parquet(path: Path, column: str) -> str | None:
 
 def _too_few(file: str, context: Context) -> str | None:
     """Fewer rows than a batch, with which verl's loader is empty; None also where the loop's interpreter cannot count them."""
-    given = [word.partition("=")[2] for word in context.arguments if word.lstrip("+").startswith(f"{BATCH}=")]
-    least = parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else BATCH_ROWS
+    least = last_count(context.arguments, (f"{BATCH}=",), BATCH_ROWS)
     try:
         done = run_child([str(context.python), "-I", "-c", COUNT_ROWS, file], Path(file).parent, os.environ, COUNT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -435,7 +434,7 @@ def training(call: Variant, context: Context, directory: Path) -> Phase:
         name=call.name,
         argv=("bash", call.script, *_overrides(call, context, directory, own), *context.arguments),
         env={**call.variables, **own},
-        steps=_steps(call, context.arguments),
+        steps=last_count(context.arguments, ("trainer.total_training_steps=",), call.steps),
         processes=PROCESSES,
         cwd=verl_checkout.checkout_of(context),
     )
@@ -460,9 +459,3 @@ def _overrides(call: Variant, context: Context, directory: Path, inside: Mapping
         *(() if context.options.get("reward_model") else ("reward.reward_model.enable=False",)),
         *call.overrides,
     )
-
-
-def _steps(call: Variant, arguments: Sequence[str]) -> int:
-    """Steps to reach: the user's own number counts, since it is what the loop will do."""
-    given = [word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("trainer.total_training_steps=")]
-    return parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else call.steps

@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seatrial.checks.probe_facts import proof, read_facts, trained_with, unmet_claims
+from seatrial.checks.probe_facts import proof, read_facts, trained_with
 from seatrial.core.errors import FindingCode
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, as_float, parse_count, parse_json
 from seatrial.core.loop import Context, gather
-from seatrial.core.records import CheckResult, Finding, replace
+from seatrial.core.records import CheckResult, Finding
 from seatrial.core.series import Metrics
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.loops.console_lines import read_lines
 from seatrial.loops.host_findings import NoAnswerError, ask, gpus_here, run_child
-from seatrial.loops.hydra import OVERRIDE_FORM, is_override
+from seatrial.loops.hydra import configured_wrong, rejected, unlike_claims, with_options, word_findings
 from seatrial.loops.verl import gpu_runs, verl_checkout
 from seatrial.loops.verl.gpu_runs import GPUS, LEARNING_STEPS, Variant, gpus, phases, training, variants
 from seatrial.loops.verl.verl_checkout import CONFIG
@@ -123,31 +123,18 @@ def compose(
     except NoAnswerError as error:
         return [_environment(f"the configuration could not be composed in {error}")]
     made = [finding for run, answer in zip(wanted, answers, strict=True) for finding in _judge(run, answer, own)]
-    return made or [_config(True, f"{len(wanted)} runs composed, {sum(len(run['keys']) for run in runs)} values as claimed")]
+    return made or [configured_wrong(True, f"{len(wanted)} runs composed, {sum(len(run['keys']) for run in runs)} values as claimed")]
 
 
 def _judge(run: HydraRequest, answer: Mapping[str, Any], own: Sequence[str]) -> list[Finding]:
     if answer["error"]:
-        return [_config(False, f"{run.title}: verl's own configuration does not compose: {answer['error']}", "use a clean verl checkout")]
-    made = []
-    for entry in answer["rejected"]:
-        override, near = entry["override"], entry["near"]
-        known = f"; nearest known: {', '.join(near)}" if near else ""
-        fix = (
-            "correct it, or leave it out"
-            if override in own
-            else "wrapper and configuration are of different versions: use a clean checkout"
-        )
-        made.append(_config(False, f"{run.title}: this verl rejects {override}{known} ({entry['reason'][:200]})", fix))
-    for key, value, claimed in unmet_claims(run.claims, answer["values"]):
-        theirs = next((word for word in own if word.lstrip("+~").startswith(f"{key}=")), None)
-        fix = f"leave {theirs} out: with it the level would not prove its claim" if theirs else "use verl's own wrapper unchanged"
-        made.append(_config(False, f"{run.title} claims {key} = {claimed}, and the run would have {value}", fix))
-    return made
-
-
-def _config(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="configuration", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
+        return [
+            configured_wrong(
+                False, f"{run.title}: verl's own configuration does not compose: {answer['error']}", "use a clean verl checkout"
+            )
+        ]
+    found = rejected(run.title, answer, own, "verl", lambda _: "wrapper and configuration are of different versions: use a clean checkout")
+    return [*found, *unlike_claims(run.title, run.claims, answer, own, "verl's own wrapper")]
 
 
 def _environment(message: str) -> Finding:
@@ -167,12 +154,13 @@ def findings(context: Context) -> tuple[Finding, ...]:
     """What must be right before a GPU is touched; the configuration is composed only when the rest is."""
     place = verl_checkout.checkout_of(context)
     found = verl_checkout.layout(place)
+    places = [*context.arguments, str(context.run_dir), verl_checkout.python_path(context), *gpu_runs.data_files(context)]
     of_the_machine = (
         lambda: gpu_runs.gpu_model_findings(context),
         lambda: gpu_runs.architecture_findings(context),
         lambda: gpus_here(gpus(context), "--device cpu, or run it on a cluster with --on"),
         lambda: _cpus(context),
-        lambda: _words(context),
+        lambda: word_findings(context.arguments, places, "wrapper"),
     )
     if not found.ok or place is None:
         return gather(lambda: found, *of_the_machine)
@@ -216,17 +204,6 @@ def _sizes(calls: Mapping[str, Sequence[Variant]], count: int) -> list[Finding]:
             fix = "choose --set options.tp=, pp=, cp=, ep=, etp= so that their products divide the GPUs"
             made.append(Finding(name="sizes", ok=False, boundary=Boundary.CONFIG, message=f"{level}: {wrong}", fix=fix))
     return made
-
-
-def _words(context: Context) -> list[Finding]:
-    """Arguments must be overrides; and the wrapper passes them on unquoted: one with white space would become two."""
-    strange = [word for word in context.arguments if not is_override(word)]
-    places = [*context.arguments, str(context.run_dir), verl_checkout.python_path(context), *gpu_runs.data_files(context)]
-    split = [word for word in places if len(word.split()) != 1]
-    fix = "use paths and overrides without white space"
-    said = [(f"{word!r} is no Hydra override", OVERRIDE_FORM) for word in strange]
-    said += [(f"the wrapper would split {word!r}", fix) for word in split]
-    return [Finding(name="arguments", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix) for message, fix in said]
 
 
 def _configuration(calls: Mapping[str, Sequence[Variant]], context: Context, place: Path) -> list[Finding]:
@@ -385,10 +362,8 @@ DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B"
 
 
 def levels(ladder: Sequence[Level], options: Mapping[str, str]) -> tuple[Level, ...]:
-    """The ladder with these options: what cannot be run says why, and a cluster is asked for the GPUs that are used."""
-    count = int(options.get("gpus", GPUS))
-    costs = [replace(level.cost, gpus=count) for level in ladder]
-    return tuple(replace(level, cost=cost, **_changed(level, options)) for level, cost in zip(ladder, costs, strict=True))
+    """The ladder with these options: what cannot be run says why."""
+    return with_options(ladder, options, GPUS, _changed)
 
 
 def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:

@@ -1,8 +1,4 @@
-"""verl: its own Megatron wrapper on GPUs, and real training of a tiny model on a CPU.
-
-The two sides share what verl writes (log, metrics, configuration dump) and the numbers of the levels. `gpu_side` and `cpu_runs` say what
-runs, what is checked before it and what it proves.
-"""
+"""verl: its own Megatron wrapper on GPUs, and real training of a tiny model on a CPU."""
 
 from __future__ import annotations
 
