@@ -34,7 +34,6 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def built_in() -> tuple[str, ...]:
-    """The loops that come with Seatrial."""
     return tuple(sorted(path.parent.name.replace("_", "-") for path in HERE.glob("*/loop.py")))
 
 
@@ -65,7 +64,6 @@ def environments() -> dict[str, Path]:
 
 
 def loop_of(plan: Plan) -> Loop:
-    """The loop of a plan, with the plan's options in force."""
     return get_loop(plan.loop).configured(plan.options)
 
 

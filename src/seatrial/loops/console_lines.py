@@ -89,7 +89,6 @@ def parse_dict(parts: Sequence[str], *value: Callable[[ast.expr], Any]) -> dict[
 
 
 def as_series(points: Mapping[str, Mapping[int, float]]) -> dict[str, Series]:
-    """Series from the values by tag and step."""
     return {tag: Series(tag, tuple(sorted(table)), tuple(table[step] for step in sorted(table))) for tag, table in points.items()}
 
 
@@ -113,7 +112,6 @@ class Points:
         table[step] = value
 
     def metrics(self, log: Path, damage: Sequence[Damage], words: Mapping[str, Damage] | None = None) -> Metrics:
-        """All of them, as read from this log."""
         overlaps, restarts = (
             tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(found.items())) for found in (self.twice, self.again)
         )

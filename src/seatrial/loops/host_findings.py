@@ -124,8 +124,6 @@ LIBRARIES = ("transformers", "tokenizers", "safetensors", "huggingface_hub")
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """How a loop uses a model."""
-
     build: str
     """The command that makes the interpreter that loads it."""
     weights: bool = True
@@ -155,8 +153,6 @@ class Tokenizer(Record):
 
 
 class LoaderAnswer(Record):
-    """What the loop's interpreter says of a model."""
-
     transformers: str
     config: str = ""
     tokenizer: Tokenizer | None = None
@@ -408,7 +404,6 @@ def hub_snapshot(model: str) -> Path:
 
 
 def cache_room() -> Finding:
-    """The cache has room for a small model."""
     cache = hub_cache()
     found = room_at(cache)
     enough = found.free_mb >= SPARE_CACHE_MB

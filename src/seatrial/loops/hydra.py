@@ -49,8 +49,6 @@ def size_options(levels: str, of_experts: str = "") -> tuple[Option, ...]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parallel sizes of one model."""
-
     tp: int = 1
     pp: int = 1
     cp: int = 1
@@ -58,7 +56,6 @@ class Sizes:
     etp: int = 1
 
     def problem(self, count: int) -> str | None:
-        """Why these sizes cannot be had on so many GPUs."""
         dense = (f"TP {self.tp} x PP {self.pp} x CP {self.cp}", self.tp * self.pp * self.cp)
         experts = (f"ETP {self.etp} x EP {self.ep} x PP {self.pp}", self.etp * self.ep * self.pp)
         wrong = [f"{text} = {size} does not divide {count} GPUs" for text, size in (dense, experts) if count % size]
@@ -108,7 +105,6 @@ def word_findings(arguments: Sequence[str], places: Sequence[str], script: str, 
 
 
 def configured_wrong(ok: bool, message: str, fix: str = "", name: str = "configuration") -> Finding:
-    """A finding about the configuration of a run."""
     return Finding(name=name, ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seatrial.loops import HERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nightly(ABC):
-    """What one script asks for."""
-
     script: str
     """Its path in the tree."""
     nodes: int
@@ -32,15 +31,6 @@ class Nightly(ABC):
     @abstractmethod
     def incomplete(self, tree: Path, log: Path) -> str | None:
         """Why an exit code of 0 does not count, or None when the test really ran to its end."""
-
-
-def describe_nightly(script: str, text: str) -> Nightly | None:
-    """The script at this path with this text, by the first loop that knows it. One that is damaged is a UserError."""
-    for place in sorted(HERE.glob("*/nightly.py")):
-        found: Nightly | None = importlib.import_module(f"seatrial.loops.{place.parent.name}.nightly").describe_nightly(script, text)
-        if found is not None:
-            return found
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +72,16 @@ class Functional:
     """A line of the log that shows that the script looked at its metrics itself."""
 
 
+def describe_nightly(script: str, text: str) -> Nightly | None:
+    """The script at this path with this text, by the first loop that knows it. One that is damaged is a UserError."""
+    return next((found for module in _readers() if (found := module.describe_nightly(script, text)) is not None), None)
+
+
 def describe_functional(script: Path, arguments: tuple[str, ...]) -> Functional | None:
     """The script of a checkout, called with these arguments, by the first loop that knows it."""
+    return next((found for module in _readers() if (found := module.describe_functional(script, arguments)) is not None), None)
+
+
+def _readers() -> Iterator[Any]:
     for place in sorted(HERE.glob("*/nightly.py")):
-        module = importlib.import_module(f"seatrial.loops.{place.parent.name}.nightly")
-        found: Functional | None = module.describe_functional(script, arguments)
-        if found is not None:
-            return found
-    return None
+        yield importlib.import_module(f"seatrial.loops.{place.parent.name}.nightly")

@@ -71,7 +71,6 @@ def _other_environment(original: Trial, trial: Trial) -> bool:
 
 
 def _failure(failed: LevelResult, result: LevelResult) -> tuple[Failure, str]:
-    """What became of the failure, and a note where it needs one."""
     if result.verdict not in FINAL:
         return "no evidence", ""
     if result.verdict is Verdict.PASS:
@@ -162,8 +161,6 @@ ISOLATE_DIRECTORY, ISOLATE_JSON, ISOLATE_TEXT = "isolate", "isolate.json", "isol
 
 @dataclass(frozen=True, slots=True)
 class IsolationCase:
-    """A failed level and the reruns that separate its suspects."""
-
     run: Path
     trial: Trial
     result: LevelResult
@@ -188,7 +185,6 @@ class IsolationCase:
         return replace_record(changed, levels=levels)
 
     def options(self, isolation: Isolation) -> dict[str, str]:
-        """Options of the trial's request, and what the rerun changes."""
         return {**self.request.options, OPTION: " ".join(isolation.arguments)}
 
 
@@ -281,7 +277,6 @@ def _wanted(case: IsolationCase, only: Sequence[str]) -> list[Isolation]:
 
 
 def _refuse_other_change(case: IsolationCase) -> None:
-    """The reruns must be of what failed."""
     for repo in case.trial.plan.changes:
         what = differs(repo, case.run / "evidence", Redactor(os.environ))
         if what:

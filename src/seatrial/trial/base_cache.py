@@ -189,7 +189,6 @@ def _own_code() -> str:
 
 
 def _cpu() -> list[str]:
-    """The processor: another one may round in another way."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -292,7 +291,6 @@ def _kept(source: Path) -> Iterator[Path]:
 
 
 def _prune(place: Path) -> None:
-    """Let the entries go that were not used for longest."""
     entries = [entry for entry in place.iterdir() if (entry / MARKER).is_file()]
     entries.sort(key=lambda entry: (entry / MARKER).stat().st_mtime, reverse=True)
     for entry in entries[KEPT:]:

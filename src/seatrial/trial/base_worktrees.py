@@ -127,7 +127,6 @@ def under_test(plan: Plan) -> tuple[RepoState, ...]:
 
 
 def other_settings(before: Trial, after: Trial) -> list[str]:
-    """What was asked for in another way."""
     old, new = before.plan, after.plan
     notes = [f"another model: {old.model}, here {new.model}"] if old.model != new.model else []
     differing = [name for name in sorted({*old.options, *new.options}) if old.options.get(name) != new.options.get(name)]
@@ -241,5 +240,4 @@ def _unchanged(repo: RepoState) -> bool:
 
 
 def shown(states: Sequence[RepoState]) -> str:
-    """The commits of a base, in a few letters."""
     return ", ".join(f"{repo.name} {repo.commit[:12]}" for repo in states)

@@ -90,7 +90,6 @@ def _restored(result: Result) -> Result:
 
 
 def _overruled(result: Result, verdict: Verdict, reason: str, boundary: Boundary | None) -> Result:
-    """The result with another verdict; its own is kept."""
     before = result.own or OwnVerdict(verdict=result.verdict, reason=result.reason, boundary=result.boundary)
     return replace_record(result, verdict=verdict, reason=reason, boundary=boundary, own=before)
 
@@ -131,7 +130,6 @@ def _not_the_changes(level: LevelResult, baseline: Baseline, changes: Sequence[R
 
 
 def _touches(excerpt: Sequence[str], changes: Sequence[RepoState]) -> bool:
-    """Whether the decisive lines name a changed file."""
     files = [f'File "{root}/{file}"' for repo in changes for file in repo.changed for root in (repo.path, repo.synced) if root]
     return any(file in line for file in files for line in excerpt)
 
@@ -152,7 +150,6 @@ def _side(side: SideResult, found: Comparison | None, baseline: Baseline) -> Sid
 
 
 def _expected(level: LevelResult, word: str, found: BitComparison | None, baseline: Baseline) -> LevelResult:
-    """The level under `--expect identical`."""
     ran = level.own.verdict if level.own else level.verdict
     if baseline.expect != "identical" or ran not in (Verdict.PASS, Verdict.FAIL):
         return level
@@ -269,7 +266,6 @@ def _stored(out: Path, before: Trial, made: Trial) -> Trial:
 
 
 def _settle(alone: Trial, done: Baseline) -> Trial:
-    """The trial with the verdicts that the comparison leaves."""
     levels, sides = settle(alone, done)
     return conclude(replace_record(alone, baseline=done, sides=sides), levels, finished=True)
 

@@ -479,7 +479,6 @@ def _recorded(row: dict[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def _own(key: str) -> bool:
-    """Whether a key holds what differs between equal runs."""
     return key in UNCOMPARED or key.startswith("path")
 
 

@@ -292,7 +292,6 @@ def report(path: Path, loop: Loop, trial: Trial) -> None:
 
 
 def _metrics(path: Path, loop: Loop, trial: Trial) -> dict[str, Metrics]:
-    """Metrics by the name of the level directory."""
     found = {}
     for place in (Path(result.directory) for result in trial.levels if result.directory):
         try:
@@ -352,8 +351,6 @@ def _without_pass(results: list[LevelResult], problem: str) -> list[LevelResult]
 
 
 class _Use:
-    """What a trial loaded and ran of its change."""
-
     def __init__(self, results: Sequence[LevelResult], run_dir: Path, loop: Loop) -> None:
         self.loop, self.results = loop, results
         self.loaded = read_loaded(sorted(run_dir.glob("levels/*/loaded.jsonl")))
@@ -366,7 +363,6 @@ class _Use:
         self.executed = reduce(operator.or_, passed, Executed())
 
     def problem(self, repo: RepoState) -> str | None:
-        """Why this change was not tested, or None."""
         unread = any(not file.readable for file in self.code.of(repo.name))
         if not self._by_function(repo) or not (required(repo, self.code) or unread):
             return unused(repo, self.loaded)  # nothing can be seen to run, but a file can be seen to be loaded

@@ -49,8 +49,6 @@ _NOT_FINITE = re.compile(r"['\"]?[\w/ ]+['\"]?\s*[:=]\s*['\"]?(?:np\.\w+\()?(?:-
 
 
 class LogPlace(NamedTuple):
-    """A line of a file, or a file without a line."""
-
     file: str | None
     line: int | None
     text: str
@@ -62,14 +60,11 @@ class _Point(NamedTuple):
     value: float
 
     def words(self) -> str:
-        """For a place without a line."""
         return f"{self.tag} = {self.value:g} at step {self.step}"
 
 
 @dataclass(frozen=True, slots=True)
 class FailureCase:
-    """What a verdict rests on."""
-
     judgement: Judgement
     evidence: Evidence
     checks: Sequence[CheckResult]

@@ -50,8 +50,6 @@ TOLERANCE = 1.05
 
 @dataclass(slots=True)
 class Stages:
-    """What a list of stages shows."""
-
     passed: dict[int, str] = field(default_factory=dict)
     """Stages by line."""
     refits: dict[int, float] = field(default_factory=dict)
@@ -146,8 +144,6 @@ STEPS = ("first step", "step begun")
 
 
 class FileVerdict(Record):
-    """What `seatrial judge` prints."""
-
     verdict: Verdict
     boundary: Boundary | None
     file: str | None
@@ -247,7 +243,6 @@ def _begun_late(loop: Loop, metrics: Metrics, printed: Metrics, facts: LogFacts)
 
 
 def _completed(done: Milestone, reached: bool) -> CheckResult:
-    """The log shows that the work was done."""
     message = "" if reached else "the log does not show the end of the run"
     return CheckResult(name=f"milestone {done.id!r} reached", kind="proof", passed=reached, message=message, boundary=Boundary.METRICS)
 

@@ -98,7 +98,6 @@ def _ended(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement | N
 
 
 def _why(evidence: Evidence) -> str:
-    """What is known to make a run wait, where triage knew it."""
     found = evidence.diagnosis
     if found is None or found.signature is None or found.verdict is not Verdict.BLOCKED:
         return ""

@@ -43,8 +43,6 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every level of a trial shares."""
-
     loop: Loop
     context: Context
     instruments: Path

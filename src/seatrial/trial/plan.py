@@ -55,7 +55,6 @@ class LevelCause:
 
     @property
     def reason(self) -> str:
-        """One line for people."""
         place = self.path if self.line is None else f"{self.path}:{self.line}"
         return f"{self.repo}: {place} {self.rule}" + (f" ({self.concern})" if self.concern else "")
 

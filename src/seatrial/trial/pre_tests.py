@@ -58,8 +58,6 @@ _LONGEST = 600
 
 @dataclass(frozen=True, slots=True)
 class JUnitCase:
-    """One test, or one file that could not be collected."""
-
     name: str
     outcome: Literal["passed", "failed", "error", "skipped"]
     message: str = ""
@@ -72,7 +70,6 @@ def side_directory(run_dir: Path, key: str) -> Path:
 
 
 def not_run(tests: SideTests, verdict: Verdict, reason: str) -> SideResult:
-    """The result of tests of which no process ran."""
     return SideResult(
         key=tests.key,
         name=tests.name,
@@ -286,7 +283,6 @@ class ProbeFailure:
     threshold: str = ""
 
     def as_before(self, old: ProbeFailure) -> bool:
-        """Whether this is what failed before, and not much worse."""
         mine, its = ((one.model, one.rung, one.check, one.message) for one in (self, old))
         return mine == its and _no_worse(self, old)
 

@@ -39,7 +39,6 @@ CONFLICTS = (("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), ("HIP_VISIBLE_DEV
 
 
 def git_here() -> Finding:
-    """Without git no change can be read."""
     found = shutil.which("git")
     if found:
         return Finding(name="git", ok=True, message=found)
@@ -55,7 +54,6 @@ def encoding() -> Iterator[Finding]:
 
 
 def memory(needed_mb: float) -> Finding:
-    """Room in memory for the largest level."""
     free = psutil.virtual_memory().available / 1e6
     ok = free >= needed_mb
     fix = "" if ok else "end other programs, or run fewer levels with --level"
@@ -63,7 +61,6 @@ def memory(needed_mb: float) -> Finding:
 
 
 def ports() -> Finding:
-    """A local port can be bound, as distributed training needs."""
     try:
         port = free_port()
     except OSError as error:
@@ -152,8 +149,6 @@ NEARLY_FULL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class DiskNeed:
-    """What is going to be written to one place."""
-
     what: str
     path: Path
     mb: float
@@ -233,7 +228,6 @@ def shared_memory(loop: Loop) -> Iterator[Finding]:
 
 
 def nearly_full(loop: Loop, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Ray's own directory lies on a disk with room to spill to."""
     place = Path(environ.get("RAY_TMPDIR") or "/tmp")
     room = room_at(place)
     if loop.footprint.ray and room.used > NEARLY_FULL:
@@ -266,12 +260,10 @@ def preflight(loop: Loop, plan: Plan, context: Context, environ: Mapping[str, st
 
 
 def of_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What holds for every trial on this machine."""
     return gather(git_here, encoding, ports, lambda: variables(environ))
 
 
 def of_loop(loop: Loop, plan: Plan, context: Context, environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What this trial needs."""
     python = context.python if context.python.is_file() else None
     return gather(
         lambda: room_findings(needs(loop, plan, context.run_dir, python, environ)),

@@ -49,8 +49,6 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A level has its verdict."""
-
     result: LevelResult
 
 
@@ -65,15 +63,11 @@ class SideRunning:
 
 @dataclass(frozen=True, slots=True)
 class SideJudged:
-    """Tests that go before the levels have their verdict."""
-
     result: SideResult
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A level was compared with its base, bit by bit."""
-
     level: int
     base: str
     found: BitComparison
@@ -81,8 +75,6 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The trial has its verdict."""
-
     trial: Trial
     directory: str
 
@@ -116,8 +108,6 @@ def newest(path: Path) -> tuple[int | None, float | None]:
 
 
 class Follower:
-    """Turns ticks of a process into events."""
-
     def __init__(self, listener: Listener, level: Level, phase: Phase, metrics: Path) -> None:
         self.listener, self.level, self.phase, self.metrics = listener, level, phase, metrics
 

@@ -146,7 +146,6 @@ def save(path: Path, trial: Trial) -> None:
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether trial.json says what Seatrial wrote."""
     content = read_json(path / "trial.json")
     return isinstance(content, dict) and content.get("seal") == _seal(content) and not _has_twice(path / "trial.json")
 
@@ -199,7 +198,6 @@ def level_digests(run_dir: Path, directory: str) -> dict[str, FileDigest]:
 
 
 def evidence_digests(run_dir: Path) -> dict[str, FileDigest]:
-    """Digests of what was stored before the first process started."""
     place = run_dir / EVIDENCE
     files = [file for file in sorted(place.glob("*")) if _regular(file) and file.name != IMPORTS and not JUNK.fullmatch(file.name)]
     return {str(file.relative_to(run_dir)): digest(file) for file in files}

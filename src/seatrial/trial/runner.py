@@ -91,8 +91,6 @@ def ray_findings(bench: RunContext, environ: Mapping[str, str]) -> tuple[Finding
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asked for."""
-
     plan: Plan
     out: Path
     """The run directory, already made."""
@@ -239,8 +237,6 @@ def _stays(trial: Trial, result: LevelResult | SideResult) -> bool:
 
 
 class TrialRunner:
-    """One pass over the levels of a trial."""
-
     def __init__(self, request: Request, listener: Listener, redactor: Redactor) -> None:
         self.request, self.listener, self.redactor = request, listener, redactor
         self.loop: Loop = loop_of(request.plan)
@@ -421,7 +417,6 @@ class TrialRunner:
         return tuple(made)
 
     def _imports(self, plan: Plan) -> tuple[ImportProof, ...]:
-        """Import proofs of all levels, each once."""
         seen: dict[str, ImportProof] = {}
         for planned in plan.levels:
             for item in level_imports(run_dir.level_directory(self.request.out, planned)):
@@ -429,7 +424,6 @@ class TrialRunner:
         return tuple(seen.values())
 
     def _finish(self, trial: Trial, results: tuple[LevelResult, ...], interrupted: bool = False) -> Trial:
-        """The verdict of the trial, and every report."""
         trial = conclude(trial, results, finished=not interrupted)
         self.listener(Stage("report"))
         store(self.request.out, self.loop, trial)

@@ -163,7 +163,6 @@ def refuse_while_active(path: Path, environ: Mapping[str, str]) -> None:
 
 
 def why(unit: UnitStatus, job: JobDir) -> str:
-    """How a job ended, in words."""
     words = [unit.scheduler] if unit.scheduler not in ("", "COMPLETED", "FAILED") else []
     words += [unit.reason] if unit.reason else []
     words += _last_words(job) if unit.state is UnitState.FAILED else []
@@ -171,7 +170,6 @@ def why(unit: UnitStatus, job: JobDir) -> str:
 
 
 def _last_words(job: JobDir) -> list[str]:
-    """The last line of the client's log: why it gave up."""
     log = job.log(CLIENT, 0, None)
     lines = read_text(log).strip().splitlines() if log.is_file() else []
     return [lines[-1].strip()[:200]] if lines else []
@@ -284,7 +282,6 @@ class Tail:
 
 
 def latest(path: Path) -> Path:
-    """The batch directory of the trial's latest job."""
     found = submissions(path)
     if not found:
         fix = f"seatrial resume {shlex.quote(str(path))} --on slurm:PROFILE submits it"
@@ -340,7 +337,6 @@ class Following:
         return unit
 
     def _words(self, unit: UnitStatus, controller: str) -> str:
-        """One line about where the job stands."""
         match unit.state:
             case UnitState.UNKNOWN:
                 return f"Slurm does not answer, the job goes on without it: {controller}"

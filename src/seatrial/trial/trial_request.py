@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """What the flags and the configuration ask for."""
-
     loop: Loop
     plan: Plan
     diffs: tuple[Diff, ...]
@@ -37,7 +35,6 @@ class TrialRequest:
 
     @property
     def levels(self) -> tuple[PlannedLevel, ...]:
-        """The levels that would run, each with its reasons."""
         return self.plan.levels
 
 

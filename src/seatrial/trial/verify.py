@@ -140,7 +140,6 @@ def _stored(directory: Path) -> LevelResult | None:
 
 
 def _missed(directory: Path, level: LevelResult, altered: set[str]) -> tuple[str, Boundary] | None:
-    """A check that checks.json calls missed."""
     if f"{level.directory}/checks.json" not in altered:
         return None
     try:
@@ -152,7 +151,6 @@ def _missed(directory: Path, level: LevelResult, altered: set[str]) -> tuple[str
 
 
 def _broken(directory: Path, level: LevelResult, altered: set[str]) -> tuple[str, Boundary] | None:
-    """A value in metrics.jsonl that is not finite."""
     if f"{level.directory}/metrics.jsonl" not in altered:
         return None
     try:
@@ -195,7 +193,6 @@ def _own_record(path: Path, trial: Trial, level: LevelResult, directory: str) ->
 
 
 def _same_imports(path: Path, trial: Trial) -> bool:
-    """Whether imports.json says what trial.json says."""
     try:
         return bool(read_json(path / run_dir.EVIDENCE / run_dir.IMPORTS) == [item.model_dump(mode="json") for item in trial.imports])
     except UserError:

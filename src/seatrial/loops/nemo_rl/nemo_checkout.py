@@ -36,8 +36,6 @@ _FIELD = re.compile(r"^    (\w+): ((?:[^\n=\[]|\[[^\]]*\])*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """The names in the code."""
-
     words: frozenset[str]
     quoted: frozenset[str]
     """Names that stand alone between quotation marks: keys of a dictionary, perhaps."""
@@ -204,7 +202,6 @@ def bundled_core(context: Context) -> list[Path]:
 
 
 def python_path(context: Context) -> str:
-    """PYTHONPATH of every process of the loop."""
     return hydra.python_path(context, import_path(context))
 
 

@@ -105,8 +105,6 @@ RUN = re.compile(r"((?:[\w.-]+/)*?)(?:train|timing|validation|performance|ray)/"
 
 @dataclass(slots=True)
 class _Reader:
-    """Where in a log the reader is."""
-
     step: int = 0
     before: int = 0
     """Steps of earlier epochs."""
@@ -250,7 +248,6 @@ def dumps(directory: Path) -> dict[str, Path]:
 
 
 def token_files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Prefix and path of every file with the sequences of a step."""
     for prefix, logs in run_folders(directory):
         for path in sorted(logs.rglob("train_data_step*.jsonl")):
             yield prefix, path
@@ -262,7 +259,6 @@ LISTS = ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")
 
 
 def tokens(directory: Path) -> Iterator[TokenRow]:
-    """All sequences of a level, by run and step."""
     configs: dict[str, Mapping[str, Any]] = {}
     found = sorted(token_files(directory), key=lambda item: (item[0], _step(item[1])))
     for prefix, path in found:

@@ -65,7 +65,6 @@ _BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
 
 
 def uv_finding() -> Finding:
-    """The scripts start everything through uv."""
     found = shutil.which("uv")
     if found is None:
         return Finding(
@@ -75,7 +74,6 @@ def uv_finding() -> Finding:
 
 
 def python_finding(context: Context, checkout: Path) -> Finding | tuple[()]:
-    """The interpreter is one that this checkout takes."""
     if not context.has_python:
         return ()
     wanted = _requires(checkout)

@@ -76,7 +76,6 @@ WORST_DROP = 0.1
 
 
 def of_level(level: str, phase: str, directory: Path, metrics: Metrics, claims: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """The proofs of one phase that its level asks for."""
     log = directory / phase / "run.log"
     text = read_text(log) if log.is_file() else ""
     if phase == "resume":
@@ -268,8 +267,6 @@ DIAMOND = {"baseline": "baseline.json", "dtensor": "dtensor_2step.json", "mcore"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """One training phase of a level."""
-
     name: str
     directory: Path
     """Of the level."""
@@ -315,7 +312,6 @@ def _phases(directory: Path) -> set[str]:
 
 
 def _expanded(facts: Facts) -> Iterator[CheckResult]:
-    """The script's own assertions were read as they would be run."""
     for row in facts.of("assertions"):
         left = unexpanded(row["expressions"])
         name = f"assertions of {Path(row['script']).name} were read"
@@ -354,7 +350,6 @@ def _of_phase(phase: Trained) -> Iterator[CheckResult]:
 
 
 def _compared(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> Iterator[CheckResult]:
-    """What a comparison of generator and trainer is worth."""
     yield tokens_counted(run, phase.metrics)
     yield unmasked(run, phase, printed)
     made = (two_computations(run, phase.metrics, printed), agreed(run, phase.metrics, phase.asserted))

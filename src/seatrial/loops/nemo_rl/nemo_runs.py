@@ -38,8 +38,6 @@ MASKING = "seq_logprob_error_threshold"
 
 @dataclass(frozen=True, slots=True)
 class ScriptCall:
-    """One call of a script of the checkout."""
-
     name: str
     """Of the phase."""
     script: str
@@ -122,7 +120,6 @@ RECIPES = "examples/configs/recipes"
 
 
 def why_no_architecture(options: Mapping[str, str]) -> str | None:
-    """Why level 5 cannot be run with these options, or None."""
     if "recipe" in options and "architecture" not in options:
         return None
     if "architecture" not in options:
@@ -142,7 +139,6 @@ def why_no_architecture(options: Mapping[str, str]) -> str | None:
 
 
 def architecture_call(context: Context) -> ScriptCall:
-    """The functional of the architecture."""
     kind = str(context.options.get("architecture", ""))
     if "recipe" in context.options:
         made = recipe_call(str(context.options["recipe"]), context)
@@ -216,7 +212,6 @@ def _calls(level: str, context: Context) -> tuple[ScriptCall, ...]:
 
 
 def _grpo(name: str, context: Context, steps: int, *overrides: str, claims: Mapping[str, Any] | None = None, **fields: Any) -> ScriptCall:
-    """The GRPO functional with settings on top."""
     count = (f"cluster.gpus_per_node={gpus(context)}",) if "gpus" in context.options else ()
     return ScriptCall(
         name=name,
@@ -306,7 +301,6 @@ def delta_settings(offers: Generation) -> list[str]:
 
 
 def _value(text: str) -> Any:
-    """A value as the configuration holds it."""
     value = parse_step(text)
     return {"true": True, "false": False}.get(text, text if value is None else value)
 
@@ -335,7 +329,6 @@ def _parallelism(context: Context) -> ScriptCall:
 
 
 def _asked(key: str, context: Context) -> bool:
-    """Whether the user named this parallel size."""
     return any(key.endswith(f".{KEYS[name]}") for name in KEYS if name in context.options)
 
 

@@ -160,7 +160,6 @@ class ShadowCheckout:
         return {"argv": [self.real(word) for word in row["argv"]], "cwd": self.real(row["cwd"]), "environment": kept}
 
     def real(self, text: str) -> str:
-        """A text with the checkout's paths instead of the shadow's."""
         home = self.given.get("HOME", "~")
         return text.replace(str(self.root), str(self.checkout)).replace(str(self.home), home)
 
@@ -183,8 +182,6 @@ class ScriptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One start of a program of NeMo-RL."""
-
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     program: str
@@ -254,7 +251,6 @@ def _assertions(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _trainings(row: Mapping[str, Any], stage: ShadowCheckout) -> Iterator[Training]:
-    """The training that a call starts, if it does."""
     argv = row["argv"]
     for place, word in enumerate(argv):
         path = Path(row["cwd"], word)
@@ -309,7 +305,6 @@ def _call(call: ScriptCall, context: Context, place: Path, directory: Path) -> I
 
 
 def _variables(training: Training, before: dict[str, str]) -> str:
-    """What the script sets on top of the environment."""
     own = {key: value for key, value in training.environment.items() if before.get(key) != value and key.isupper()}
     ours = ("HOME", "PATH", "GIT_CONFIG_GLOBAL", "SHLVL", "PWD", "OLDPWD", "TMPDIR")
     return " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(own.items()) if key not in ours) or "no variable of its own"

@@ -93,7 +93,6 @@ def _inside(mark: str) -> Iterator[Command]:
 
 
 def _unquoted(match: re.Match[str]) -> str:
-    """The text of one lexeme, without its quotes."""
     if match["double"] is not None:
         return re.sub(r"\\([\"\\$`])", lambda pair: pair[1].replace("$", KEPT), match["double"])
     fixed = match["single"] if match["single"] is not None else match["escaped"]
@@ -257,7 +256,6 @@ def _read(script: Path) -> list[tuple[str, str]]:
 
 
 def unexpanded(expressions: tuple[str, ...] | list[str]) -> list[str]:
-    """Those that hold a shell variable whose value is not known."""
     return [expr for expr in expressions if "$" in expr]
 
 

@@ -52,8 +52,6 @@ MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Seconds by part, over all steps."""
-
     seconds: dict[str, float]
     source: str
     """Where the parts were read: `timers`, `log` or `metrics`."""

@@ -102,7 +102,6 @@ def given_argument(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def max_steps(arguments: Sequence[str]) -> int | None:
-    """The user's own number of steps, if it is one."""
     return parse_step(given_argument(arguments).get("max_steps", ""))
 
 
@@ -115,7 +114,6 @@ def float_of(text: str) -> float:
 
 
 def argument_findings(levels: Sequence[str], arguments: Sequence[str]) -> tuple[Finding, ...]:
-    """Arguments that a level owns, and too few steps for a proof."""
     made = []
     for name in given_argument(arguments):
         owner, why = OWNED.get(name, ("", ""))

@@ -223,7 +223,6 @@ RECORDED_STEPS = 4
 
 
 def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-    """All proofs of a level."""
     found = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
     whole = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in found.values() for item in each.damage]
     return (*whole, *_of_level(level.name, directory, metrics, lambda run: found.get(run, Facts(()))))
@@ -410,7 +409,6 @@ def ranks(one: Facts, two: Facts, metrics: Metrics) -> list[CheckResult]:
 
 
 def moe(facts: Facts) -> list[CheckResult]:
-    """Routers and experts learn."""
     return [
         changed(facts, ("mlp.gate.", "router"), "MoE router weights", Boundary.PROVIDER),
         changed(facts, ("experts",), "MoE expert weights", Boundary.PROVIDER),

@@ -238,7 +238,6 @@ def rolled_out(facts: Facts, phase: str, begin: int, last: int) -> list[CheckRes
 
 
 def logged(metrics: Metrics, phase: str, begin: int, last: int) -> CheckResult:
-    """Metrics of every step are there, and of no other."""
     series = metrics.series.get(f"{phase}/training/global_step")
     found, wanted = set(series.steps) if series else set(), set(range(begin + 1, last + 1))
     return CheckResult(

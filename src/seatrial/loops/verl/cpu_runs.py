@@ -127,7 +127,6 @@ class Cpu:
         self.strategy, self.settings = strategy, SETTINGS[strategy]
 
     def levels(self, ladder: Sequence[Level], options: Mapping[str, str]) -> tuple[Level, ...]:
-        """The ladder, with the asked number of steps for level 5."""
         steps = int(options.get("steps", LEARNING_STEPS[0]))
         return tuple(replace_record(level, **{"steps": steps} if level.name == "learning" else {}) for level in ladder)
 
@@ -205,7 +204,6 @@ class Cpu:
         return model_findings(Path(context.model), context, use)
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
-        """What holds of every level on a CPU."""
         megatron = (
             "Megatron-Core ran its own local layers and torch's AdamW with one process over gloo on a CPU: "
             "no Transformer Engine, no CUDA kernel, no parallelism"

@@ -160,8 +160,6 @@ LEARN = ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.val_kwargs.
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What depends on the engine."""
-
     common: tuple[str, ...]
     actor_lora: tuple[str, ...]
     critic_lora: tuple[str, ...]

@@ -28,8 +28,6 @@ ROLES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One call of a script of the checkout."""
-
     name: str
     """Of the phase."""
     steps: int
@@ -123,7 +121,6 @@ def data_files(context: Context, dataset: str = "gsm8k") -> tuple[str, str]:
 
 
 def gpu_model_findings(context: Context) -> tuple[Finding, ...]:
-    """The model is here, complete, and the cache has room."""
     made = list(_model_findings_of(context))
     if context.options.get("model_config"):
         made.append(_dummy(Path(str(context.options["model_config"]))))

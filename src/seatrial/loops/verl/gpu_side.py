@@ -57,13 +57,10 @@ class ScriptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ScriptRecording:
-    """How the script starts training."""
-
     argv: tuple[str, ...]
     environment: Mapping[str, str]
 
     def launch(self) -> tuple[str, ...]:
-        """The words before `-m verl.trainer.main_ppo`."""
         return self.argv[: self.argv.index(MAIN) - 1]
 
     def config_name(self) -> str:
@@ -184,7 +181,6 @@ def findings(context: Context) -> tuple[Finding, ...]:
 
 
 def _cpus(context: Context) -> tuple[Finding, ...]:
-    """The CPUs that a Ray started here would have."""
     if os.environ.get("RAY_ADDRESS") or any(STORAGE_UNITS in word or "ray_init.num_cpus" in word for word in context.arguments):
         return ()
     count, least = os.cpu_count() or 1, QUEUE_CPUS + CPUS_PER_GPU * gpus(context)
@@ -282,7 +278,6 @@ def adapters(phase: str, log: Path) -> CheckResult:
 
 
 def every_step(metrics: Metrics) -> CheckResult:
-    """No step is missing between the first and the last."""
     skipped = skipped_steps(metrics)
     return proof("every step was logged", skipped is None, "no" if skipped else "yes", Boundary.METRICS, "", skipped or "")
 

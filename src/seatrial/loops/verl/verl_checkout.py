@@ -117,7 +117,6 @@ def bundled_core(context: Context) -> list[Path]:
 
 
 def python_path(context: Context) -> str:
-    """PYTHONPATH of every process of the loop."""
     return hydra.python_path(context, import_path(context))
 
 
