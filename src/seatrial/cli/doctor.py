@@ -90,7 +90,6 @@ def doctor(
 
 def _require_usable(loaded: Loaded, auto: bool) -> None:
     """A checkout that does not exist, and `--auto` without a change, are wrong usage."""
-
     paths = loaded.config.change.paths
     if auto and not paths:
         raise UserError("--auto needs a change to read", "name the checkout under test with --change PATH")
@@ -106,7 +105,6 @@ def _require_usable(loaded: Loaded, auto: bool) -> None:
 
 def _every(loaded: Loaded, auto: bool, device: str | None) -> list[OrderedGroup]:
     """Each loop with the options that it takes; what every one of them refuses is wrong usage."""
-
     chosen = [(name, given) for name, given in EVERY if not device or given.get("device", device) == device]
     known = {name: {option.name: option for option in get_loop(name).options} for name, _ in chosen}
     wrong = set(loaded.config.options) - {name for options in known.values() for name in options}
@@ -126,7 +124,6 @@ def _every(loaded: Loaded, auto: bool, device: str | None) -> list[OrderedGroup]
 
 def _narrowed(loaded: Loaded, loop: str, options: Mapping[str, str], known: set[str]) -> Loaded:
     """The configuration for one of several loops, with the options that this one takes."""
-
     config = loaded.config
     kept = {key: value for key, value in config.options.items() if key in known}
     run = replace(config.run, loop=loop)
@@ -181,7 +178,6 @@ def _without_checkouts(loaded: Loaded) -> Loaded:
 
 def _with_options(asked: TrialRequest, loaded: Loaded) -> TrialRequest:
     """What was asked with all options again: a checkout that git cannot read was named all the same."""
-
     loop = get_loop(loaded.config.run.loop).configured(loaded.config.options)
     return dataclasses.replace(asked, loop=loop, plan=replace(asked.plan, options=loop.chosen))
 
@@ -227,7 +223,6 @@ def _flag(option: str) -> str:
 
 def _taken(words: Sequence[str], title: str) -> Iterator[str]:
     """The words of a call for every loop that the one with this title takes, without what its title says already."""
-
     name, *said = title.split()
     known = {option.name for option in get_loop(name).options}
     left = [_flag(option) for option in ("device", *CHECKOUTS) if option not in known or _flag(option) in said]
@@ -237,6 +232,9 @@ def _taken(words: Sequence[str], title: str) -> Iterator[str]:
             yield from (word, *rest)
         elif word in left:
             next(rest, None)
+        elif word == "--opt":
+            given = next(rest, "")
+            yield from (word, given) if given.partition("=")[0] in known else ()
         elif word.partition("=")[0] not in left:
             yield word
 

@@ -197,7 +197,6 @@ def begin(wanted: Request, name: str, profile: Profile, *, detach: bool, dry_run
 
 def again(path: Path, name: str, profile: Profile, *, detach: bool, json: bool) -> NoReturn:
     """Submit a trial that is stored, and not finished, once more."""
-
     from seatrial.trial import run_dir, runner, slurm_job, staging, verify
 
     recorded = run_dir.read(path)
