@@ -124,7 +124,7 @@ def describe_commands(asked: TrialRequest) -> str:
     """The processes of every level, as its command.sh will have them; $OUT is the level's directory."""
     from seatrial.core.loop import Context
     from seatrial.trial import run_dir
-    from seatrial.trial.staging import engine_interpreters, phase_lines
+    from seatrial.trial.staging import engine_interpreters, loop_path, phase_lines
 
     plan, loop = asked.plan, asked.loop
     out = Path(asked.loaded.config.run.trials, "RUN").absolute()
@@ -137,7 +137,7 @@ def describe_commands(asked: TrialRequest) -> str:
             side.skip or side.blocked or f"(cd {shlex.quote(str(side.cwd))} && {words})",
             *(f"# {note}" for note in side.notes),
         ]
-    path = os.pathsep.join((*context.import_path(), *loop.import_path(context), str(out / "instruments")))
+    path = os.pathsep.join(loop_path(loop, context))
     lines.append(f"\nexport PYTHONPATH={shlex.quote(path)}")
     planned = {level.number: run_dir.level_directory(out, level) for level in plan.levels if not level.skip}
     for level in (level for level in loop.levels() if level.number in planned):

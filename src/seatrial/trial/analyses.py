@@ -31,9 +31,8 @@ from seatrial.triage.token_mismatch import localize
 from seatrial.trial import run_dir, runner
 from seatrial.trial.conclude import FINAL
 from seatrial.trial.level import read_level_metrics
-from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment
 from seatrial.trial.progress import Listener
-from seatrial.trial.staging import command_script, engine_interpreters
+from seatrial.trial.staging import engine_interpreters, level_script
 
 VARYING = re.compile(r"(/[^\s/'\"]+)+/|0x[0-9a-f]+|\b\d{4,}\b")
 """Directories, addresses, process numbers and ports: two runs never share them."""
@@ -240,12 +239,9 @@ def _script(case: IsolationCase, isolation: Isolation, python: Path) -> str:
     level = _level(loop, case.result.number)
     context = Context.of(plan, place, python, engine_interpreters(), options=case.options(isolation))
     directory = run_dir.level_directory(place, plan.levels[0])
-    import_path = (*context.import_path(), *loop.import_path(context), str(place / "instruments"))
     changed = settings(isolation.arguments, isolation.options) or "nothing"
     title = f"{isolation.name}: level {level.number}, {level.title}; set on top: {changed}"
-    phases = loop.phases(level, context, directory)
-    script = command_script(title, phases, directory, child_environment({}, import_path, {}), (*IGNORED, *LAUNCHER))
-    return Redactor(os.environ).text(script)
+    return Redactor(os.environ).text(level_script(title, loop, level, context, directory))
 
 
 def isolate(case: IsolationCase, listener: Listener, only: Sequence[str] = ()) -> Matrix:

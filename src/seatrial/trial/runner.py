@@ -51,9 +51,9 @@ from seatrial.trial.conclude import (
     unless_unused,
 )
 from seatrial.trial.level import Limits, RunContext, level_imports, run_level
-from seatrial.trial.preflight import IGNORED, LAUNCHER, RAY_NODES, child_environment, preflight
+from seatrial.trial.preflight import RAY_NODES, child_environment, preflight
 from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, SideJudged, Stage
-from seatrial.trial.staging import Interpreter, command_script, engine_interpreters, environment_record, find_interpreter, stage
+from seatrial.trial.staging import Interpreter, engine_interpreters, environment_record, find_interpreter, level_script, stage
 from seatrial.trial.verify import refuse_other_change, refuse_other_environment
 
 DEADLINE_S = 300
@@ -167,7 +167,7 @@ class _Stored(Record):
     python: str | None
     limits: dict[Literal["deadline_minutes", "stall_minutes"], float | None]
     options: dict[str, str]
-    sides: tuple[str, ...] | bool | None = None
+    sides: tuple[str, ...] | None = None
     base: bool = False
 
 
@@ -227,8 +227,7 @@ def request_of(path: Path, trial: Trial) -> Request:
     """What was asked for, from the run directory."""
     stored = read_model(path / run_dir.EVIDENCE / "request.json", _Stored)
     python = Path(stored.python) if stored.python else None
-    chosen = None if stored.sides is None or stored.sides is True else stored.sides or ()  # earlier versions: whether all of them run
-    return Request(trial.plan, path, python, Limits(**stored.limits), stored.options, sides=chosen, base=stored.base)
+    return Request(trial.plan, path, python, Limits(**stored.limits), stored.options, sides=stored.sides, base=stored.base)
 
 
 def _stays(trial: Trial, result: LevelResult | SideResult) -> bool:
@@ -353,9 +352,7 @@ class TrialRunner:
             if planned.skip or planned.number in kept:
                 continue
             level, directory = self.levels[planned.number], run_dir.level_directory(self.request.out, planned)
-            phases = self.loop.phases(level, bench.context, directory)
-            environment = child_environment({}, bench.import_path(), {})
-            script = command_script(f"level {level.number}: {level.title}", phases, directory, environment, (*IGNORED, *LAUNCHER))
+            script = level_script(f"level {level.number}: {level.title}", self.loop, level, bench.context, directory)
             write_text(directory / "command.sh", self.redactor.text(script))
 
     def _sides(self, trial: Trial, bench: RunContext, bad: Finding | None = None) -> Trial:

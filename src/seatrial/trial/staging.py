@@ -24,12 +24,13 @@ from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import write_bytes
 from seatrial.core.guarded import parse_json
 from seatrial.core.jobs import grouped
-from seatrial.core.loop import Loop, Phase
+from seatrial.core.loop import Context, Loop, Phase
 from seatrial.core.records import EnvironmentRecord, Finding
+from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.evidence.redact import Redactor
 from seatrial.runtime.environments import Environments
-from seatrial.trial.preflight import require_room_for_instruments
+from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, require_room_for_instruments
 
 HEADER = """#!/usr/bin/env bash
 # {title}
@@ -59,6 +60,17 @@ def command_script(title: str, phases: Sequence[Phase], directory: Path, environ
         lines.append(f"\n# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""))
         lines += phase_lines(phase, directory, environment.get("PYTHONPATH", "").split(os.pathsep)[-1])
     return "\n".join(lines) + "\n"
+
+
+def level_script(title: str, loop: Loop, level: Level, context: Context, directory: Path) -> str:
+    """The script of one level of a trial, as its processes run."""
+    environment = child_environment({}, loop_path(loop, context), {})
+    return command_script(title, loop.phases(level, context, directory), directory, environment, (*IGNORED, *LAUNCHER))
+
+
+def loop_path(loop: Loop, context: Context) -> tuple[str, ...]:
+    """What stands on PYTHONPATH: checkouts under test first, then what the loop needs, then the instruments."""
+    return (*context.import_path(), *loop.import_path(context), str(context.run_dir / "instruments"))
 
 
 def phase_lines(phase: Phase, directory: Path, beside: str = "") -> list[str]:
