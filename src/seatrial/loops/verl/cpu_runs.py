@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seatrial.checks.step import FILE
 from seatrial.core.guarded import BadValue, parse_json
-from seatrial.core.loop import Context, Phase, gather
+from seatrial.core.loop import Context, Phase, finding, gather
 from seatrial.core.records import CheckResult, Finding
 from seatrial.core.records import replace as replace_record
 from seatrial.core.series import Metrics
@@ -186,7 +186,7 @@ class Cpu:
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """What is given has an effect and does not touch what the proofs rest on; the model is there; the changes can be imported."""
         idle = [
-            _finding("options", False, Boundary.CONFIG, f"options.{name} has no effect on a CPU", "leave it out")
+            finding("options", False, f"options.{name} has no effect on a CPU", "leave it out", Boundary.CONFIG)
             for name in ON_GPUS
             if name in context.options
         ]
@@ -199,7 +199,7 @@ class Cpu:
 
     def _model(self, context: Context) -> tuple[Finding, ...]:
         if context.model == self.DEFAULT_MODEL:
-            return (_finding("model", True, Boundary.DATA, f"{context.model} is made locally"),)
+            return (finding("model", True, f"{context.model} is made locally", boundary=Boundary.DATA),)
         use = ModelUse(build="seatrial env build verl-cpu", template=True, own=True)
         return model_findings(Path(context.model), context, use)
 
@@ -273,13 +273,9 @@ class _CpuPhaseBuilder:
 def _argument(word: str) -> Finding | None:
     key = word.lstrip("+~").partition("=")[0]
     if not is_override(word):
-        return _finding("arguments", False, Boundary.CONFIG, f"{word!r} is no Hydra override", "write KEY=VALUE")
+        return finding("arguments", False, f"{word!r} is no Hydra override", "write KEY=VALUE", Boundary.CONFIG)
     locked = next((beginning for beginning in OWNED if key.startswith(beginning)), None)
     if locked is None:
         return None
     message = f"{key} cannot be overridden on a CPU: the proofs rest on what begins with {locked}"
-    return _finding("arguments", False, Boundary.CONFIG, message, f"leave {key} out")
-
-
-def _finding(name: str, ok: bool, boundary: Boundary, message: str, fix: str = "") -> Finding:
-    return Finding(name=name, ok=ok, boundary=boundary, message=message, fix=fix)
+    return finding("arguments", False, message, f"leave {key} out", Boundary.CONFIG)

@@ -23,7 +23,7 @@ from seatrial.checks.probe_facts import proof, read_facts, trained_with
 from seatrial.core.errors import FindingCode
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, as_float, parse_count, parse_json
-from seatrial.core.loop import Context, gather
+from seatrial.core.loop import Context, finding, gather
 from seatrial.core.records import CheckResult, Finding
 from seatrial.core.series import Metrics
 from seatrial.core.specs import Level
@@ -118,7 +118,8 @@ def compose(
     try:
         answers = ask(start, COMPOSER, checkout, environment, COMPOSE_SECONDS, {"config_dir": str(checkout / CONFIG), "runs": runs})
     except NoAnswerError as error:
-        return [_environment(f"the configuration could not be composed in {error}")]
+        message = f"the configuration could not be composed in {error}"
+        return [finding("configuration", False, message, "install verl's dependencies (hydra-core) into the loop's Python")]
     made = [finding for run, answer in zip(wanted, answers, strict=True) for finding in _judge(run, answer, own)]
     return made or [configured_wrong(True, f"{len(wanted)} runs composed, {sum(len(run['keys']) for run in runs)} values as claimed")]
 
@@ -132,10 +133,6 @@ def _judge(run: HydraRequest, answer: Mapping[str, Any], own: Sequence[str]) -> 
         ]
     found = rejected(run.title, answer, own, "verl", lambda _: "wrapper and configuration are of different versions: use a clean checkout")
     return [*found, *unlike_claims(run.title, run.claims, answer, own, "verl's own wrapper")]
-
-
-def _environment(message: str) -> Finding:
-    return Finding(name="configuration", ok=False, message=message, fix="install verl's dependencies (hydra-core) into the loop's Python")
 
 
 MACHINE = (FindingCode.GPUS, FindingCode.CPUS)
@@ -185,11 +182,8 @@ def _cpus(context: Context) -> tuple[Finding, ...]:
         return ()
     count, least = os.cpu_count() or 1, QUEUE_CPUS + CPUS_PER_GPU * gpus(context)
     message = f"{count} CPUs here, {least} needed by Ray's actors"
-    return (_machine("CPUs", count >= least, message, f"use a larger host, or -- {STORAGE_UNITS}=1"),)
-
-
-def _machine(name: str, ok: bool, message: str, fix: str) -> Finding:
-    return Finding(name=name, ok=ok, boundary=Boundary.CLUSTER, message=message, fix="" if ok else fix)
+    fix = "" if count >= least else f"use a larger host, or -- {STORAGE_UNITS}=1"
+    return (finding("CPUs", count >= least, message, fix, Boundary.CLUSTER),)
 
 
 def _sizes(calls: Mapping[str, Sequence[Variant]], count: int) -> list[Finding]:
