@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from seatrial.checks.log_lines import finite, read_facts
 from seatrial.checks.probe_facts import FACTS_PATTERN as FACTS
+from seatrial.checks.probe_facts import proof
 from seatrial.core.errors import UserError
 from seatrial.core.files import write_json
 from seatrial.core.loop import Loop, Phase
@@ -187,25 +188,14 @@ def _finite_logs(directory: Path, phases: Sequence[Phase]) -> list[CheckResult]:
 def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
     """Metrics are whole and finite. The judge asserts both on its own; here a reader sees that they were measured."""
     wrong = [tag for tag, series in metrics.series.items() if series.non_finite()]
-    points = sum(len(series) for series in metrics.series.values())
-    finite = CheckResult(
-        name="every metric is finite",
-        kind="proof",
-        passed=bool(points) and not wrong,
-        value=f"{len(metrics.series) - len(wrong)} of {len(metrics.series)} series, {points} points",
-        threshold="all",
-        message=", ".join(wrong[:3]),
-    )
+    points, count = sum(len(series) for series in metrics.series.values()), len(metrics.series)
+    value = f"{count - len(wrong)} of {count} series, {points} points"
     twice = [f"{overlap.tag} at step {overlap.steps[0] if overlap.steps else '?'}" for overlap in metrics.overlaps]
-    once = CheckResult(
-        name="no step was written twice",
-        kind="proof",
-        passed=not twice,
-        value=f"{len(twice)} series",
-        threshold="0",
-        message=", ".join(twice[:3]),
+    return (
+        undamaged(metrics),
+        proof("every metric is finite", bool(points) and not wrong, value, Boundary.METRICS, "all", ", ".join(wrong[:3])),
+        proof("no step was written twice", not twice, f"{len(twice)} series", Boundary.METRICS, "0", ", ".join(twice[:3])),
     )
-    return undamaged(metrics), finite, once
 
 
 def _expression(spec: CheckSpec, metrics: Metrics, runs: Collection[str]) -> CheckResult:

@@ -16,6 +16,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from seatrial.checks.log_lines import LogFacts, exited, finite, one_run, read_facts
+from seatrial.checks.probe_facts import proof
 from seatrial.checks.training_run import Findings, examine, matches
 from seatrial.core.files import LINE, LeftOut, left_out_of
 from seatrial.core.guarded import BadValue, parse_float
@@ -61,17 +62,8 @@ class Stages:
 
     def checks(self) -> tuple[CheckResult, ...]:
         stages = [CheckResult(name=f"line {n}: {name[:60]}", kind="proof", passed=True) for n, name in self.passed.items()]
-        refits = [
-            CheckResult(
-                name=f"line {n}: the generator agrees after a refit",
-                kind="proof",
-                passed=error <= TOLERANCE,
-                value=str(error),
-                threshold=f"<= {TOLERANCE}",
-                boundary=Boundary.REFIT,
-            )
-            for n, error in self.refits.items()
-        ]
+        name, most = "the generator agrees after a refit", f"<= {TOLERANCE}"
+        refits = [proof(f"line {n}: {name}", error <= TOLERANCE, str(error), Boundary.REFIT, most) for n, error in self.refits.items()]
         return (*stages, *refits)
 
     def line(self) -> int:

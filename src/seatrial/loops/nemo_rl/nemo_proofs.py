@@ -180,14 +180,8 @@ def _on(value: Any, least: int) -> bool:
 def drafted(text: str) -> CheckResult:
     """The draft model was trained, and its weights follow the policy's."""
     there, stale = DRAFT.search(text) is not None, UNSYNCED.search(text)
-    return proof(
-        "the draft model was trained and synchronised",
-        there and not stale,
-        "yes" if there else "no Draft Loss",
-        Boundary.REFIT,
-        "",
-        stale[0] if stale else "",
-    )
+    value, message = "yes" if there else "no Draft Loss", stale[0] if stale else ""
+    return proof("the draft model was trained and synchronised", there and not stale, value, Boundary.REFIT, "", message)
 
 
 def quantized(text: str) -> CheckResult:
@@ -313,16 +307,9 @@ def _phases(directory: Path) -> set[str]:
 
 def _expanded(facts: Facts) -> Iterator[CheckResult]:
     for row in facts.of("assertions"):
-        left = unexpanded(row["expressions"])
-        name = f"assertions of {Path(row['script']).name} were read"
-        yield proof(
-            name,
-            not left,
-            f"{len(row['expressions']) - len(left)} of {len(row['expressions'])}",
-            Boundary.METRICS,
-            "all",
-            "; ".join(left[:2]),
-        )
+        left, count = unexpanded(row["expressions"]), len(row["expressions"])
+        name, value = f"assertions of {Path(row['script']).name} were read", f"{count - len(left)} of {count}"
+        yield proof(name, not left, value, Boundary.METRICS, "all", "; ".join(left[:2]))
 
 
 def _of_phase(phase: Trained) -> Iterator[CheckResult]:
@@ -430,14 +417,8 @@ def unmasked(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> 
     kept = (valid.get(step) if valid else None) or 0.0
     share = count / (count + kept) if count else 0.0
     value = f"{share:.3g} of the sequences at step {step}" if count else f"none at {len(series)} steps"
-    return proof(
-        name,
-        bool(series.values) and not any(series.values),
-        value,
-        Boundary.ROLLOUT,
-        bound,
-        "masking hides outlier sequences" if count else "",
-    )
+    message = "masking hides outlier sequences" if count else ""
+    return proof(name, bool(series.values) and not any(series.values), value, Boundary.ROLLOUT, bound, message)
 
 
 def adapters(phase: Trained) -> CheckResult:
@@ -458,12 +439,6 @@ def saved(phase: Trained) -> CheckResult:
     place = phase.directory / phase.name / CHECKPOINTS
     last = place / f"step_{steps[-1] if steps else 0}"  # earlier ones may be removed
     there = any(path.is_file() for path in last.rglob("*"))
-    message = "" if there else f"{last} holds no file"
-    return proof(
-        f"a checkpoint was saved ({phase.name})",
-        bool(steps) and done and there,
-        f"steps {steps}" if steps else "no line says so",
-        Boundary.CHECKPOINT,
-        "",
-        message if done else "its writing was not timed",
-    )
+    message = ("" if there else f"{last} holds no file") if done else "its writing was not timed"
+    name, value = f"a checkpoint was saved ({phase.name})", f"steps {steps}" if steps else "no line says so"
+    return proof(name, bool(steps) and done and there, value, Boundary.CHECKPOINT, "", message)

@@ -55,22 +55,12 @@ def synced(facts: Facts, run: str, lora: bool = False) -> list[CheckResult]:
     listed = [*(f"{name} was not sent" for name in sorted(unsent)), *(f"{name} is no name of the policy" for name in sorted(unknown))]
     moved = max((row["policy_moved_by"] for row in rows), default=None)
     bound = ROUNDING if lora else 0.0
+    sent, most = bool(rows) and not unsent and not unknown, f"<= {bound:.0e}" if lora else "0"
+    value = f"{len(rows)} syncs, {len(unsent)} left out, {len(unknown)} under other names" if rows else "no facts"
+    shift = f"moved by up to {moved:.1e}" if moved is not None else "no facts"
     own = [
-        proof(
-            "TRL's own sync sent every tensor under its name",
-            bool(rows) and not unsent and not unknown,
-            f"{len(rows)} syncs, {len(unsent)} left out, {len(unknown)} under other names" if rows else "no facts",
-            Boundary.REFIT,
-            "all",
-            ", ".join(listed[:3]),
-        ),
-        proof(
-            "TRL's own sync leaves the policy as it was",
-            moved is not None and moved <= bound,
-            f"moved by up to {moved:.1e}" if moved is not None else "no facts",
-            Boundary.REFIT,
-            f"<= {bound:.0e}" if lora else "0",
-        ),
+        proof("TRL's own sync sent every tensor under its name", sent, value, Boundary.REFIT, "all", ", ".join(listed[:3])),
+        proof("TRL's own sync leaves the policy as it was", moved is not None and moved <= bound, shift, Boundary.REFIT, most),
     ]
     return [replace(check, name=f"{check.name} ({run})", run=run) for check in (*own, *served(facts, (SYNC,)))]
 
@@ -197,17 +187,10 @@ def steps(facts: Facts, metrics: Metrics, prefix: str, where: str, start: int, l
     loss = metrics.series.get(f"{prefix}train/loss")
     logged = set(loss.steps) if loss else set()
     updates = states(facts)[1].get("updates")
-    missing = sorted(wanted - logged)
+    whole = bool(wanted) and logged == wanted and last <= start + MOST_STEPS
+    every = proof(f"every step was logged{where}", whole, f"{len(wanted & logged)} of {len(wanted)}", Boundary.METRICS, "all")
     return [
-        CheckResult(
-            name=f"every step was logged{where}",
-            kind="proof",
-            passed=bool(wanted) and logged == wanted and last <= start + MOST_STEPS,
-            value=f"{len(wanted & logged)} of {len(wanted)}",
-            threshold="all",
-            steps=tuple(sorted(logged)),
-            missing=tuple(missing),
-        ),
+        replace(every, steps=tuple(sorted(logged)), missing=tuple(sorted(wanted - logged))),
         # An optimizer that keeps no count (plain SGD) cannot be asked.
         proof(f"optimizer updates{where}", updates in (None, [last, last]), f"{updates or 'not counted'}", Boundary.OPTIMIZER, f"{last}"),
     ]
@@ -328,18 +311,12 @@ def lora(facts: Facts) -> list[CheckResult]:
     base = {name: value for name, value in start.get("weights", {}).items() if "lora_" not in name}
     moved = [name for name, value in base.items() if end.get("weights", {}).get(name) != value]
     count = f"{row['trainable']} of {row['total']}" if row else "no facts"
+    whole, value = bool(base) and bool(end) and not moved, f"{len(moved)} of {len(base)} tensors moved"
     return [
         proof("trainable parameters", bool(row and row["trainable"]), count, Boundary.PEFT, "> 0"),
         proof("only adapters train", bool(names) and not stray, f"{len(stray)} others", Boundary.PEFT, "0", ", ".join(stray[:3])),
         changed(facts, ("lora_",), "adapter weights", Boundary.PEFT),
-        proof(
-            "base frozen",
-            bool(base) and bool(end) and not moved,
-            f"{len(moved)} of {len(base)} tensors moved",
-            Boundary.PEFT,
-            "0",
-            ", ".join(moved[:3]),
-        ),
+        proof("base frozen", whole, value, Boundary.PEFT, "0", ", ".join(moved[:3])),
     ]
 
 
@@ -439,34 +416,17 @@ def arms(facts: Facts, metrics: Metrics) -> list[CheckResult]:
     wrong = sum(int(row["misreported"]) for row in (*learned, *control))
     count = len(learned) + len(control)
     drawn = {kind: {row["generators"].get(kind) for row in learned} for kind in ("python", "numpy", "torch")}
-    least = min(map(len, drawn.values()))
+    least, ran = min(map(len, drawn.values())), len(learned)
+    pairs, changed_all, whole = f"{ran} and {len(control)}", bool(learned) and moved == ran, bool(count) and not short
     return [
-        proof(
-            "every seed has a learning arm and a control",
-            paired,
-            f"{len(learned)} and {len(control)}",
-            Boundary.METRICS,
-            f"{len(seeds)} each",
-        ),
-        proof(
-            "learning arms changed the weights",
-            bool(learned) and moved == len(learned),
-            f"{moved} of {len(learned)}",
-            Boundary.OPTIMIZER,
-            "all",
-        ),
+        proof("every seed has a learning arm and a control", paired, pairs, Boundary.METRICS, f"{len(seeds)} each"),
+        proof("learning arms changed the weights", changed_all, f"{moved} of {ran}", Boundary.OPTIMIZER, "all"),
         proof("control arms changed nothing", bool(control) and not idle, f"{idle} of {len(control)}", Boundary.OPTIMIZER, "0"),
         proof(
-            "each seed has random numbers of its own",
-            bool(learned) and least == len(learned),
-            f"{least} kinds",
-            Boundary.ENVIRONMENT,
-            f"{len(seeds)}",
+            "each seed has random numbers of its own", bool(ran) and least == ran, f"{least} kinds", Boundary.ENVIRONMENT, f"{len(seeds)}"
         ),
         proof("rewards were logged as they were given", bool(count) and not wrong, f"{wrong} others", Boundary.METRICS, "0"),
-        proof(
-            "every arm made and logged every step", bool(count) and not short, f"{count - len(short)} of {count}", Boundary.OPTIMIZER, "all"
-        ),
+        proof("every arm made and logged every step", whole, f"{count - len(short)} of {count}", Boundary.OPTIMIZER, "all"),
     ]
 
 

@@ -284,16 +284,11 @@ def resumed(directory: Path, metrics: Metrics) -> list[CheckResult]:
     right = bool(found) and all(Path(match[1]) == place / "global_step_1" and match[2] == "1" for match in found)
     scratch = any(SCRATCH in text for text in said)
     series = metrics.series.get("resume/training/global_step")
+    steps = list(series.steps) if series else []
     tracker = read_text(place / TRACKER).strip() if (place / TRACKER).is_file() else "absent"
     return [
         proof("resumed from the checkpoint of this level", right and not scratch, _where(found, scratch), Boundary.CHECKPOINT, "step 1"),
-        proof(
-            "the resumed run trains step 2 only",
-            series is not None and series.steps == (2,),
-            f"steps {list(series.steps) if series else []}",
-            Boundary.CHECKPOINT,
-            "[2]",
-        ),
+        proof("the resumed run trains step 2 only", steps == [2], f"steps {steps}", Boundary.CHECKPOINT, "[2]"),
         proof("the last checkpoint is that of step 2", tracker == "2", tracker, Boundary.CHECKPOINT, "2"),
         *(complete(place / f"global_step_{step}") for step in (1, 2)),
     ]
