@@ -224,8 +224,8 @@ def _flag(option: str) -> str:
 def _taken(words: Sequence[str], title: str) -> Iterator[str]:
     """The words of a call for every loop that the one with this title takes, without what its title says already."""
     name, *said = title.split()
-    known = {option.name for option in get_loop(name).options}
-    left = [_flag(option) for option in ("device", *CHECKOUTS) if option not in known or _flag(option) in said]
+    loop = get_loop(name)
+    left = [_flag(option) for option in ("device", *CHECKOUTS) if not loop.takes(option) or _flag(option) in said]
     rest = iter(words)
     for word in rest:
         if word == "--":
@@ -234,7 +234,7 @@ def _taken(words: Sequence[str], title: str) -> Iterator[str]:
             next(rest, None)
         elif word == "--opt":
             given = next(rest, "")
-            yield from (word, given) if given.partition("=")[0] in known else ()
+            yield from (word, given) if loop.takes(given.partition("=")[0]) else ()
         elif word.partition("=")[0] not in left:
             yield word
 

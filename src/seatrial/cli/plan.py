@@ -144,10 +144,8 @@ def describe_commands(asked: TrialRequest) -> str:
         directory = planned[level.number]
         lines.append(f"\n# level {level.number}: {level.title}")
         for phase in loop.phases(level, context, directory):
-            lines += [
-                f"# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""),
-                *phase_lines(phase, directory, str(out / "instruments")),
-            ]
+            lines.append(f"# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""))
+            lines += phase_lines(phase, directory, str(out / "instruments"))
         lines += [f"# {line}" for line in loop.shown(level, context, directory)]
     return "\n".join(lines)
 

@@ -396,6 +396,10 @@ class Loop(Ladder, Sources, Checking, ABC):
         """The value in force: as given, or the default."""
         return self.chosen.get(name) or next(option.default for option in self.options if option.name == name)
 
+    def takes(self, name: str) -> bool:
+        """Whether it has an option of this name."""
+        return any(option.name == name for option in self.options)
+
     @abstractmethod
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         """The processes of one level, writing below `directory`."""

@@ -159,7 +159,7 @@ def _next_steps(bench: RunContext, result: LevelResult) -> tuple[str, ...]:
         level=result.number,
         run=str(context.run_dir),
         changes=tuple(f"{repo.name}={repo.path}" for repo in context.changes if not repo.companion),
-        options={name: value for name, value in context.options.items() if name in {option.name for option in loop.options}},
+        options={name: value for name, value in context.options.items() if loop.takes(name)},
         model=context.model if context.model != loop.default_model else None,
         arguments=tuple(bench.redactor.value(context.arguments)),
         compared=any(repo.base for repo in context.changes if not repo.companion),

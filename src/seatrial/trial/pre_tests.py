@@ -338,14 +338,8 @@ def _missed(model: str, rung: dict[str, Any]) -> list[ProbeFailure]:
     missed = [check for check in rung.get("checks", ()) if not check["passed"]]
     if not missed:
         return [ProbeFailure(model, rung["rung"], "", generic(str(rung.get("reason", ""))))]
-    return [
-        ProbeFailure(
-            *(model, rung["rung"], check["name"], generic(check.get("message", ""))),
-            value=str(check.get("value", "")),
-            threshold=check.get("threshold", ""),
-        )
-        for check in missed
-    ]
+    words = [(generic(check.get("message", "")), str(check.get("value", "")), check.get("threshold", "")) for check in missed]
+    return [ProbeFailure(model, rung["rung"], check["name"], *said) for check, said in zip(missed, words, strict=True)]
 
 
 def _no_worse(now: ProbeFailure, before: ProbeFailure) -> bool:

@@ -17,8 +17,8 @@ import psutil
 
 from seatrial.core.errors import BlockedError, FindingCode, UserError
 from seatrial.core.files import Room, room_at
-from seatrial.core.loop import Context, Loop, gather
-from seatrial.core.records import Finding, Plan, RepoState
+from seatrial.core.loop import Context, Loop, finding, gather
+from seatrial.core.records import Finding, Plan, RepoState, replace
 from seatrial.core.verdict import Boundary
 from seatrial.evidence.imports import loads_itself
 from seatrial.runtime.environments import Environments
@@ -286,15 +286,8 @@ def submodules(repos: Sequence[RepoState]) -> Iterator[Finding]:
             shown = f"{', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}"
             message = f"{repo.path}: {len(empty)} of {len(repo.submodules)} submodules are empty: {shown}"
             fix = f"git -C {shlex.quote(repo.path)} submodule update --init --recursive"
-            yield Finding(
-                name="submodules",
-                ok=True,
-                boundary=Boundary.CONFIG,
-                message=message,
-                fix=fix,
-                warns=True,
-                path=str(Path(repo.path, empty[0])),
-            )
+            found = finding("submodules", True, message, fix, Boundary.CONFIG)
+            yield replace(found, warns=True, path=str(Path(repo.path, empty[0])))
 
 
 def _is_empty(directory: Path) -> bool:

@@ -172,11 +172,7 @@ def faults_of(loop: Loop) -> Mapping[str, Fault]:
 
     known = loop.faults()
     if not known:
-        cpu = (
-            f"seatrial run {loop.name} --device cpu --fault list"
-            if any(option.name == "device" for option in loop.options)
-            else "leave --fault out"
-        )
+        cpu = f"seatrial run {loop.name} --device cpu --fault list" if loop.takes("device") else "leave --fault out"
         raise UserError(f"{loop.title} has no faults to inject here", cpu)
     return known
 

@@ -452,11 +452,8 @@ def _scripts(runs: Calls, place: Path) -> list[Finding]:
             here = [str(path.relative_to(place)) for path in (place / script).parent.glob("*.sh")]
             similar = difflib.get_close_matches(script, here, n=3)
             near = f"; similar scripts there: {', '.join(similar)}" if similar else ""
-            made.append(
-                configured_wrong(
-                    False, f"{place}: {script} is missing{near}", "check out a revision that has it, or leave the level out", "scripts"
-                )
-            )
+            fix = "check out a revision that has it, or leave the level out"
+            made.append(configured_wrong(False, f"{place}: {script} is missing{near}", fix, "scripts"))
     return made
 
 

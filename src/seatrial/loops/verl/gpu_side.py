@@ -126,11 +126,8 @@ def compose(
 
 def _judge(run: HydraRequest, answer: Mapping[str, Any], own: Sequence[str]) -> list[Finding]:
     if answer["error"]:
-        return [
-            configured_wrong(
-                False, f"{run.title}: verl's own configuration does not compose: {answer['error']}", "use a clean verl checkout"
-            )
-        ]
+        message = f"{run.title}: verl's own configuration does not compose: {answer['error']}"
+        return [configured_wrong(False, message, "use a clean verl checkout")]
     found = rejected(run.title, answer, own, "verl", lambda _: "wrapper and configuration are of different versions: use a clean checkout")
     return [*found, *unlike_claims(run.title, run.claims, answer, own, "verl's own wrapper")]
 
@@ -159,15 +156,8 @@ def findings(context: Context) -> tuple[Finding, ...]:
     if not found.ok or place is None:
         return gather(lambda: found, *of_the_machine)
     calls = {name: variants(name, context, context.run_dir / "levels" / name) for name in context.levels}
-    made = [
-        *gather(
-            lambda: found,
-            lambda: verl_checkout.launching(context),
-            lambda: verl_checkout.shadowing(context),
-            *of_the_machine,
-            lambda: _sizes(calls, gpus(context)),
-        )
-    ]
+    checkout = (lambda: found, lambda: verl_checkout.launching(context), lambda: verl_checkout.shadowing(context))
+    made = list(gather(*checkout, *of_the_machine, lambda: _sizes(calls, gpus(context))))
     if all(finding.ok or finding.code in MACHINE for finding in made):
         made += gather(lambda: _configuration(calls, context, place))
     else:
@@ -219,14 +209,7 @@ def _configuration(calls: Mapping[str, Sequence[Variant]], context: Context, pla
             made.append(Finding(name="launcher", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix))
         wanted.append(HydraRequest(title, recording, call.claims))
     if wanted and verl_checkout.launcher(context) == "python" and not context.has_python:
-        made.append(
-            Finding(
-                name="configuration",
-                ok=True,
-                boundary=Boundary.CONFIG,
-                message="not composed: there is no interpreter for it yet (see environment)",
-            )
-        )
+        made.append(configured_wrong(True, "not composed: there is no interpreter for it yet (see environment)"))
     elif wanted:
         extras = next(call.extras for each in calls.values() for call in each)
         made += compose(wanted, place, verl_checkout.start_words(context, extras), environment, context.arguments)
