@@ -460,8 +460,8 @@ def gather(*checks: Check) -> tuple[Finding, ...]:
 
 
 def finding(name: str, ok: bool, message: str, fix: str = "", boundary: Boundary = Boundary.ENVIRONMENT) -> Finding:
-    """One preflight finding."""
-    return Finding(name=name, ok=ok, boundary=boundary, message=message, fix=fix)
+    """One preflight finding; the fix is said where it is not ok."""
+    return Finding(name=name, ok=ok, boundary=boundary, message=message, fix="" if ok else fix)
 
 
 def as_finding(error: BlockedError | UserError | OSError | SubprocessError, name: str = "check failed") -> Finding:

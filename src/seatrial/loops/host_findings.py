@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from seatrial.core.errors import FindingCode, UserError
 from seatrial.core.files import is_lfs_pointer, read_json, room_at
 from seatrial.core.guarded import BadValue, exists, parse_json, parse_json_once
-from seatrial.core.loop import Context
+from seatrial.core.loop import Context, finding
 from seatrial.core.records import Finding, Record, replace
 from seatrial.core.verdict import Boundary
 
@@ -85,10 +85,8 @@ def gpus_here(wanted: int, without: str) -> Finding:
     count = sum(line.startswith("GPU ") for line in listed.splitlines())
     if count == 0:
         why = "no GPU was found here" + ("" if smi else ": there is no nvidia-smi")
-        return Finding(name="GPUs", ok=False, boundary=Boundary.CLUSTER, message=why, fix=without)
-    ok = count >= wanted
-    fix = "" if ok else f"--set options.gpus={count}"
-    return Finding(name="GPUs", ok=ok, boundary=Boundary.CLUSTER, message=f"{count} GPUs here, {wanted} wanted", fix=fix)
+        return finding("GPUs", False, why, without, Boundary.CLUSTER)
+    return finding("GPUs", count >= wanted, f"{count} GPUs here, {wanted} wanted", f"--set options.gpus={count}", Boundary.CLUSTER)
 
 
 def wrong_names(context: Context, packages: Mapping[str, str]) -> Iterator[Finding]:
@@ -406,10 +404,8 @@ def hub_snapshot(model: str) -> Path:
 def cache_room() -> Finding:
     cache = hub_cache()
     found = room_at(cache)
-    enough = found.free_mb >= SPARE_CACHE_MB
-    fix = "" if enough else "set HF_HOME to a larger disk"
-    message = f"{found.free_mb:.0f} MB free at {found.place}"
-    return Finding(name="disk of the model cache", ok=enough, message=message, fix=fix, path=str(found.place))
+    enough, message = found.free_mb >= SPARE_CACHE_MB, f"{found.free_mb:.0f} MB free at {found.place}"
+    return replace(finding("disk of the model cache", enough, message, "set HF_HOME to a larger disk"), path=str(found.place))
 
 
 KINDS = {

@@ -25,7 +25,7 @@ from seatrial.runtime.process import ProcessSpec, Tick, run
 from seatrial.triage.diagnose import diagnose
 from seatrial.trial import run_dir
 from seatrial.trial.preflight import child_environment
-from seatrial.trial.progress import Follower, Listener
+from seatrial.trial.progress import Listener, Running, newest
 
 _TOGETHER_S = 1.0
 """How far apart the signals of a cluster to a child and to us may arrive, when they killed the child."""
@@ -110,10 +110,11 @@ def _run_phase(bench: RunContext, level: Level, directory: Path, phases: Sequenc
         watch=(directory / phase.name,),
         line_filter=bench.redactor.lines().line,
     )
-    follower = Follower(bench.listener, level, phase, directory / phase.name / "metrics.jsonl")
+    metrics = directory / phase.name / "metrics.jsonl"
 
     def tick(beat: Tick) -> None:
-        follower.tick(beat.seconds, beat.last_line)
+        step, reward = newest(metrics)
+        bench.listener(Running(level.number, level.title, phase.name, beat.seconds, step, phase.steps, reward, beat.last_line))
 
     outcome = run(spec, tick)
     bench.redactor.file(directory / phase.name / SERVER_LOG)

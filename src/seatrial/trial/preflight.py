@@ -55,9 +55,8 @@ def encoding() -> Iterator[Finding]:
 
 def memory(needed_mb: float) -> Finding:
     free = psutil.virtual_memory().available / 1e6
-    ok = free >= needed_mb
-    fix = "" if ok else "end other programs, or run fewer levels with --level"
-    return Finding(name="memory", ok=ok, message=f"{free:.0f} MB available, {needed_mb:.0f} MB needed", fix=fix)
+    message = f"{free:.0f} MB available, {needed_mb:.0f} MB needed"
+    return finding("memory", free >= needed_mb, message, "end other programs, or run fewer levels with --level")
 
 
 def ports() -> Finding:
@@ -286,8 +285,8 @@ def submodules(repos: Sequence[RepoState]) -> Iterator[Finding]:
             shown = f"{', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}"
             message = f"{repo.path}: {len(empty)} of {len(repo.submodules)} submodules are empty: {shown}"
             fix = f"git -C {shlex.quote(repo.path)} submodule update --init --recursive"
-            found = finding("submodules", True, message, fix, Boundary.CONFIG)
-            yield replace(found, warns=True, path=str(Path(repo.path, empty[0])))
+            found = finding("submodules", True, message, boundary=Boundary.CONFIG)
+            yield replace(found, fix=fix, warns=True, path=str(Path(repo.path, empty[0])))
 
 
 def _is_empty(directory: Path) -> bool:
@@ -300,8 +299,7 @@ def changes(repos: Sequence[RepoState]) -> tuple[Finding, ...]:
     for repo in repos:
         ok = bool(repo.packages)
         message = f"{repo.name} provides {', '.join(repo.packages)}" if ok else f"{repo.path} provides no Python package"
-        fix = "" if ok else "name the checkout that holds the package which the loop imports"
-        made.append(Finding(name="change", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix))
+        made.append(finding("change", ok, message, "name the checkout that holds the package which the loop imports", Boundary.CONFIG))
         for place in loads_itself(repo):
             message = f"every Python of the loop runs {place} as it starts; what that loads or runs does not count as used by the loop"
             fix = "move it out of the import root, unless the loop is to run with it"

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.core.guarded import parse_json
-from seatrial.core.loop import Phase
 from seatrial.core.records import BitComparison, Finding, LevelResult, Plan, SideResult, Trial
-from seatrial.core.specs import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +103,3 @@ def newest(path: Path) -> tuple[int | None, float | None]:
             if tag.endswith("/reward") and isinstance(value, (int, float)):
                 return values.get("step"), float(value)
     return None, None
-
-
-class Follower:
-    def __init__(self, listener: Listener, level: Level, phase: Phase, metrics: Path) -> None:
-        self.listener, self.level, self.phase, self.metrics = listener, level, phase, metrics
-
-    def tick(self, seconds: float, line: str) -> None:
-        """Called about twice a second."""
-        step, reward = newest(self.metrics)
-        self.listener(Running(self.level.number, self.level.title, self.phase.name, seconds, step, self.phase.steps, reward, line))

@@ -93,25 +93,6 @@ def _megatron_generation(options: Mapping[str, str]) -> dict[str, object]:
     return {} if supported else {"skip": "this NeMo-RL checkout does not support policy.generation.backend=megatron"}
 
 
-def run_limitations(level: Level, context: Context) -> tuple[str, ...]:
-    made = []
-    if level.name in ("lora-checkpoint", "learning") and (why := nemo_runs.no_peft(context.options, nemo_runs.offered(context))):
-        made.append(why)
-    if level.name != "parallelism" and "recipe" not in context.options and "policy.megatron_cfg" not in " ".join(context.arguments):
-        made.append("all parallel sizes were 1, but for experts where they are named: use level 4")
-    if level.name == "parallelism" and "recipe" not in context.options and int(context.options.get("ep", 1)) == 1:
-        made.append("expert parallel size 1: routing across ranks was not exercised")
-    made += _foreign_core(context)
-    if level.name == "refit":
-        made.append("full and packed leave the same trace: that tensors were packed rests on the size of the buckets that was set")
-        run, here = nemo_runs.transports(context), nemo_runs.available(nemo_runs.offered(context))
-        left = [name for name in nemo_runs.TRANSPORTS if name not in run]
-        made += [f"transport not run: {name}{'' if name in here else ', which this checkout does not have'}" for name in left]
-    if any("enforce_eager=true" in word.lower() or "num_cuda_graphs=null" in word for word in context.arguments):
-        made.append("CUDA graphs were off: this is a reduced-optimization run")
-    return tuple(made)
-
-
 def _foreign_core(context: Context) -> list[str]:
     """Of a Bridge under test without a Megatron-LM of its own."""
     tested = [repo.path for repo in context.changes if "megatron.bridge" in repo.packages and not repo.companion]
@@ -138,16 +119,6 @@ MOVED = {
 """Where tests went that a guide still names."""
 EXTRAS = ("mcore", "vllm")
 UV = ("uv", "run", "--group", "test")
-
-
-def side_tests(context: Context) -> tuple[SideTests, ...]:
-    """The Bridge's conformance and tests, when one is under test; then NeMo-RL's. None when they were switched off."""
-    if context.options.get("tests") == "off":
-        return ()
-    bridge = next((repo for repo in context.changes if "megatron.bridge" in repo.packages and not repo.companion), None)
-    place = nemo_checkout.checkout_of(context)
-    made = [_bridge(bridge)] if bridge else []
-    return (*conformance(context), *made, *(_units(place, context) if place else []))
 
 
 def _bridge(repo: RepoState) -> SideTests:
@@ -210,21 +181,6 @@ MEGATRON_GENERATION, REFIT, PARALLELISM = "megatron-generation", "refit", "paral
 NOT_FULL = {"packed", "reshard", "delta"}
 FULL = {"transports": "full"}
 """Options of level 2: only this transport is run."""
-
-
-def isolations(result: LevelResult) -> tuple[Isolation, ...]:
-    """The reruns of a failed level; none when there is nothing to separate."""
-    if result.verdict is not Verdict.FAIL:
-        return ()
-    if _illegal_access(result):
-        return (_without_graphs(result.name),)
-    if _mismatch(result):
-        return (*_numerics(result), *_transports(result))
-    if not _crashed(result):
-        return ()
-    if result.boundary is Boundary.CHECKPOINT:
-        return (Isolation("no-checkpoint", ("checkpointing.enabled=false",), "saving or loading checkpoints, not the model"),)
-    return _transports(result) if result.boundary is Boundary.REFIT else ()
 
 
 def _illegal_access(result: LevelResult) -> bool:
@@ -302,11 +258,6 @@ LOADS = (
     "from transformers import AutoConfig, AutoTokenizer; p = {path!r}; "
     "AutoConfig.from_pretrained(p, local_files_only=True); AutoTokenizer.from_pretrained(p, local_files_only=True)"
 )
-
-
-def next_steps(result: LevelResult, context: Context) -> tuple[str, ...]:
-    """By what went wrong: the hub, the backend, rewards without spread, an early end, a worker's death."""
-    return (*_hub(result, context), *_backend(result), *_even(result), *_early(result), *_death(result))
 
 
 def _backend(result: LevelResult) -> list[str]:
@@ -451,16 +402,49 @@ class NemoRl(Loop):
         return (*wrong_names(context, PACKAGES), *nemo_preflight.nemo_findings(context))
 
     def side_tests(self, context: Context) -> tuple[SideTests, ...]:
-        return side_tests(context)
+        """The Bridge's conformance and tests, when one is under test; then NeMo-RL's. None when they were switched off."""
+        if context.options.get("tests") == "off":
+            return ()
+        bridge = next((repo for repo in context.changes if "megatron.bridge" in repo.packages and not repo.companion), None)
+        place = nemo_checkout.checkout_of(context)
+        made = [_bridge(bridge)] if bridge else []
+        return (*conformance(context), *made, *(_units(place, context) if place else []))
 
     def isolations(self, result: LevelResult) -> tuple[Isolation, ...]:
-        return isolations(result)
+        """The reruns of a failed level; none when there is nothing to separate."""
+        if result.verdict is not Verdict.FAIL:
+            return ()
+        if _illegal_access(result):
+            return (_without_graphs(result.name),)
+        if _mismatch(result):
+            return (*_numerics(result), *_transports(result))
+        if not _crashed(result):
+            return ()
+        if result.boundary is Boundary.CHECKPOINT:
+            return (Isolation("no-checkpoint", ("checkpointing.enabled=false",), "saving or loading checkpoints, not the model"),)
+        return _transports(result) if result.boundary is Boundary.REFIT else ()
 
     def next_steps(self, result: LevelResult, context: Context) -> tuple[str, ...]:
-        return next_steps(result, context)
+        """By what went wrong: the hub, the backend, rewards without spread, an early end, a worker's death."""
+        return (*_hub(result, context), *_backend(result), *_even(result), *_early(result), *_death(result))
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
-        return run_limitations(level, context)
+        made = []
+        if level.name in ("lora-checkpoint", "learning") and (why := nemo_runs.no_peft(context.options, nemo_runs.offered(context))):
+            made.append(why)
+        if level.name != "parallelism" and "recipe" not in context.options and "policy.megatron_cfg" not in " ".join(context.arguments):
+            made.append("all parallel sizes were 1, but for experts where they are named: use level 4")
+        if level.name == "parallelism" and "recipe" not in context.options and int(context.options.get("ep", 1)) == 1:
+            made.append("expert parallel size 1: routing across ranks was not exercised")
+        made += _foreign_core(context)
+        if level.name == "refit":
+            made.append("full and packed leave the same trace: that tensors were packed rests on the size of the buckets that was set")
+            run, here = nemo_runs.transports(context), nemo_runs.available(nemo_runs.offered(context))
+            left = [name for name in nemo_runs.TRANSPORTS if name not in run]
+            made += [f"transport not run: {name}{'' if name in here else ', which this checkout does not have'}" for name in left]
+        if any("enforce_eager=true" in word.lower() or "num_cuda_graphs=null" in word for word in context.arguments):
+            made.append("CUDA graphs were off: this is a reduced-optimization run")
+        return tuple(made)
 
     def own_checks(self, level: Level, directory: Path) -> tuple[CheckSpec, ...]:
         return script_reader.own_checks(level, directory)

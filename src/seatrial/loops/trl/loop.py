@@ -246,7 +246,7 @@ class Trl(Loop):
             return model_findings(Path(context.model), context, ModelUse(build=f"seatrial env build {self.environment}", own=True))
         ok = context.model in MADE
         message = f"{context.model} is made locally" if ok else f"no such model: {context.model}; known: {', '.join(MADE)}"
-        return (finding("model", ok, message, "" if ok else f"--model {MADE[0]}", Boundary.DATA),)
+        return (finding("model", ok, message, f"--model {MADE[0]}", Boundary.DATA),)
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """A model that was made here has no pretrained weights, and level 3's is another than that of the other levels."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from seatrial.core.errors import FindingCode, code_of
 from seatrial.core.guarded import parse_json, parse_step
-from seatrial.core.loop import Context, Phase
+from seatrial.core.loop import Context, Phase, finding
 from seatrial.core.records import Finding
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
@@ -127,8 +127,8 @@ def gpu_model_findings(context: Context) -> tuple[Finding, ...]:
     if context.options.get("reward_model"):
         there = (Path(str(context.options["reward_model"])) / "config.json").is_file()
         message = f"{context.options['reward_model']}: {'found' if there else 'no reward model: config.json is missing'}"
-        fix = "" if there else "name a local directory, or leave reward_model out for the rule reward"
-        made.append(Finding(name="reward model", ok=there, boundary=Boundary.REWARD, message=message, fix=fix))
+        fix = "name a local directory, or leave reward_model out for the rule reward"
+        made.append(finding("reward model", there, message, fix, Boundary.REWARD))
     made.append(cache_room())
     return tuple(made)
 

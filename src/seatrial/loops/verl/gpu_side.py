@@ -172,8 +172,7 @@ def _cpus(context: Context) -> tuple[Finding, ...]:
         return ()
     count, least = os.cpu_count() or 1, QUEUE_CPUS + CPUS_PER_GPU * gpus(context)
     message = f"{count} CPUs here, {least} needed by Ray's actors"
-    fix = "" if count >= least else f"use a larger host, or -- {STORAGE_UNITS}=1"
-    return (finding("CPUs", count >= least, message, fix, Boundary.CLUSTER),)
+    return (finding("CPUs", count >= least, message, f"use a larger host, or -- {STORAGE_UNITS}=1", Boundary.CLUSTER),)
 
 
 def _sizes(calls: Mapping[str, Sequence[Variant]], count: int) -> list[Finding]:
