@@ -42,23 +42,8 @@ WHOLE = 128 * 1024 * 1024
 """Bytes of a level beyond which it is not kept."""
 READ = (
     *("ACCELERATE", "ATEN", "CUBLAS", "CUDA", "DNNL", "GLOO", "HF_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL", "NCCL", "NRL_"),
-    *(
-        "NVTE",
-        "ONEDNN",
-        "OMP_",
-        "OPENBLAS",
-        "PYTHON",
-        "PYTORCH",
-        "RAY_",
-        "SGLANG",
-        "TOKENIZERS",
-        "TORCH",
-        "TRANSFORMERS",
-        "TRITON",
-        "TZ",
-        "VLLM",
-        "XLA",
-    ),
+    *("NVTE", "ONEDNN", "OMP_", "OPENBLAS", "PYTHON", "PYTORCH", "RAY_", "SGLANG", "TOKENIZERS", "TORCH", "TRANSFORMERS", "TRITON", "TZ"),
+    *("VLLM", "XLA"),
     *(f"{name.replace('-', '_').upper()}_" for name in loops.names()),
 )
 """How the names of variables begin that a loop's libraries read."""

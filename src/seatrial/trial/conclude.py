@@ -19,21 +19,8 @@ from seatrial.core.records import CheckResult, Diagnosis, LevelResult, PhaseOutc
 from seatrial.core.series import Metrics
 from seatrial.core.specs import CheckSpec, Level
 from seatrial.core.verdict import Boundary, Verdict, worst
+from seatrial.evidence import imports
 from seatrial.evidence.changes import read_changed
-from seatrial.evidence.imports import (
-    EXECUTED_FILE,
-    Executed,
-    idle,
-    judge_imports,
-    limitations,
-    loads_itself,
-    not_loaded,
-    read_executed,
-    read_imports,
-    read_loaded,
-    required,
-    unused,
-)
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs
 from seatrial.metrics.checks import CheckSyntaxError, evaluate, one_step, tags, undamaged
@@ -50,7 +37,7 @@ def _wrong_imports(bench: RunContext, directory: Path, phases: Sequence[Phase], 
     """Why the imports are not proven; of a level that did not end well, only what was reported counts."""
     expected = sorted({process for phase in phases for process in phase.processes}) if complete else ()
     try:
-        return judge_imports(read_imports(directory / IMPORTS), bench.context.changes, expected)
+        return imports.judge_imports(imports.read_imports(directory / IMPORTS), bench.context.changes, expected)
     except UserError as error:
         return (error.message,)
 
@@ -343,30 +330,32 @@ def _without_pass(results: list[LevelResult], problem: str) -> list[LevelResult]
 class _Use:
     def __init__(self, results: Sequence[LevelResult], run_dir: Path, loop: Loop) -> None:
         self.loop, self.results = loop, results
-        self.loaded = read_loaded(sorted(run_dir.glob("levels/*/loaded.jsonl")))
+        self.loaded = imports.read_loaded(sorted(run_dir.glob("levels/*/loaded.jsonl")))
         self.code = read_changed(run_dir / "evidence")
         self.levels = {
-            result.number: read_executed(run_dir / result.directory / EXECUTED_FILE) if result.directory else Executed()
+            result.number: imports.read_executed(run_dir / result.directory / imports.EXECUTED_FILE)
+            if result.directory
+            else imports.Executed()
             for result in results
         }
         passed = (self.levels[result.number] for result in results if result.verdict is Verdict.PASS)
-        self.executed = reduce(operator.or_, passed, Executed())
+        self.executed = reduce(operator.or_, passed, imports.Executed())
 
     def problem(self, repo: RepoState) -> str | None:
         unread = any(not file.readable for file in self.code.of(repo.name))
-        if not self._by_function(repo) or not (required(repo, self.code) or unread):
-            return unused(repo, self.loaded)  # nothing can be seen to run, but a file can be seen to be loaded
-        problem = unused(replace(repo, changed=()), self.loaded) or idle(repo, self.code, self.executed)
+        if not self._by_function(repo) or not (imports.required(repo, self.code) or unread):
+            return imports.unused(repo, self.loaded)  # nothing can be seen to run, but a file can be seen to be loaded
+        problem = imports.unused(replace(repo, changed=()), self.loaded) or imports.idle(repo, self.code, self.executed)
         return f"{problem}; {self._advice(repo)}" if problem else None
 
     def limitations(self, repo: RepoState) -> Iterator[str]:
         """What a Pass of this trial does not speak of."""
-        for place in loads_itself(repo):
+        for place in imports.loads_itself(repo):
             yield f"every Python of the loop runs {place} as it starts; what that loads or runs does not count as used by the loop"
-        if text := not_loaded(repo, self.loaded):
+        if text := imports.not_loaded(repo, self.loaded):
             yield text
         if self._by_function(repo):
-            yield from limitations(repo, self.code, self.executed)
+            yield from imports.limitations(repo, self.code, self.executed)
         elif repo.base is None:
             yield f"{repo.name}: no base is known, so that only loaded files were checked, not which changed functions ran (name --base)"
         elif repo.name in self.code.unknown:
@@ -377,11 +366,13 @@ class _Use:
 
     def elsewhere(self, repo: RepoState, result: LevelResult) -> str | None:
         """That a level which passed ran nothing of what changed, and which levels did."""
-        if result.verdict is not Verdict.PASS or not self._by_function(repo) or not required(repo, self.code):
+        if result.verdict is not Verdict.PASS or not self._by_function(repo) or not imports.required(repo, self.code):
             return None
-        if idle(repo, self.code, self.levels[result.number]) is None:
+        if imports.idle(repo, self.code, self.levels[result.number]) is None:
             return None
-        others = [item for item in self.results if item.verdict is Verdict.PASS and not idle(repo, self.code, self.levels[item.number])]
+        others = [
+            item for item in self.results if item.verdict is Verdict.PASS and not imports.idle(repo, self.code, self.levels[item.number])
+        ]
         named = ", ".join(f"level {item.number} ({item.name})" for item in others)
         return f"none of the changed functions of {repo.name} ran in this level; {named} ran some"
 
@@ -390,7 +381,7 @@ class _Use:
 
     def _advice(self, repo: RepoState) -> str:
         """Which levels the loop's own table names for the files of what did not run."""
-        paths = tuple(dict.fromkeys(file.path for file, _ in required(repo, self.code))) or repo.changed
+        paths = tuple(dict.fromkeys(file.path for file, _ in imports.required(repo, self.code))) or repo.changed
         causes = read_diff(self.loop, Diff(repo.name, repo.base or "", paths, packages=repo.packages)).causes
         ran = {result.number for result in self.results if result.phases}
         named = {level.number: level for level in self.loop.levels() if level.skip is None and level.number not in ran}

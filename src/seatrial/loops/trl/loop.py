@@ -33,16 +33,8 @@ COMMON = (
 REUSED = 2
 """Optimizer steps that one generation serves: a checkpoint lies between two generations."""
 PROVING = (
-    *(
-        "--per_device_train_batch_size",
-        "12",
-        "--gradient_accumulation_steps",
-        "3",
-        "--num_generations",
-        "4",
-        "--num_iterations",
-        str(REUSED),
-    ),
+    *("--per_device_train_batch_size", "12", "--gradient_accumulation_steps", "3", "--num_generations", "4"),
+    *("--num_iterations", str(REUSED)),
     *("--temperature", "0.8", "--top_k", "40", "--top_p", "0.95", "--min_p", "0.05", "--repetition_penalty", "1.1"),
     *("--reward_weights", "1.0", "0.5", "--beta", "0.1", "--epsilon", "0.05", "--epsilon_high", "0.08"),
     *("--learning_rate", "2e-3", "--lr_scheduler_type", "cosine", "--warmup_steps", "2", "--weight_decay", "0.1"),

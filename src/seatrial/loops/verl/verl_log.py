@@ -87,6 +87,8 @@ def other_run(log: Path) -> str | None:
     return None if result.passed else f"the log is not of this level: {result.message or result.value}"
 
 
+SPANNED = ("score", "rewards", "advantages", "returns", "values")
+"""Of the critic: logged with min, mean and max."""
 SIGNALS = Signals(
     loss=("actor/(?:pg_)?loss", "critic/(?:vf_)?loss", "train/loss"),
     grad_norm=("(?:actor|critic|train)/grad_norm",),
@@ -102,26 +104,12 @@ SIGNALS = Signals(
         *("(?:response_length(?:_non_aborted)?|prompt_length)/clip_ratio", "training/rollout_probs_diff_(?:max|mean)"),
     ),
     not_negative=(
-        *(
-            "rollout_corr/k3_kl",
-            "training/rollout_probs_diff_std",
-            "critic/vf_loss",
-            "train/global_tokens",
-            "rollout_corr/(?:training|rollout)_ppl",
-        ),
-        "(?:response_length(?:_non_aborted)?|prompt_length|global_seqlen)/(?:min|mean|max)",
+        *("rollout_corr/k3_kl", "training/rollout_probs_diff_std", "critic/vf_loss", "train/global_tokens"),
+        *("rollout_corr/(?:training|rollout)_ppl", "(?:response_length(?:_non_aborted)?|prompt_length|global_seqlen)/(?:min|mean|max)"),
     ),
     ordered=tuple(
         (f"{name}/{less}", f"{name}/{more}")
-        for name in (
-            "critic/score",
-            "critic/rewards",
-            "critic/advantages",
-            "critic/returns",
-            "critic/values",
-            "response_length",
-            "prompt_length",
-        )
+        for name in (*(f"critic/{part}" for part in SPANNED), "response_length", "prompt_length")
         for less, more in (("min", "mean"), ("mean", "max"), ("min", "max"))
     ),
     bounds=(
