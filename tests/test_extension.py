@@ -290,4 +290,5 @@ def test_a_new_loop_is_installed_and_runs_to_a_pass_and_a_fail(tmp_path: Path) -
         return ran.returncode, level["verdict"], level["boundary"]
 
     assert trial(tmp_path / "passed") == (0, "Pass", None)
+    assert trial(tmp_path / "slower", "--opt", "rate=50") == (0, "Pass", None)
     assert trial(tmp_path / "failed", "--fault", new.FAULT) == (1, "Fail", "optimizer")

@@ -27,32 +27,9 @@ from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import Failed
-from seatrial.loops.host_findings import (
-    KINDS,
-    ModelUse,
-    NoAnswerError,
-    ask,
-    cache_room,
-    config_is_kind,
-    gpus_here,
-    hub_cache,
-    hub_snapshot,
-    run_child,
-)
-from seatrial.loops.host_findings import model_findings as file_findings
+from seatrial.loops import host_findings as host
 from seatrial.loops.hydra import OVERRIDE_FORM, Sizes, configured_wrong, override_key, rejected, unlike_claims, word_findings
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_runs, script_reader
-from seatrial.loops.nemo_rl.nemo_checkout import (
-    BRIDGE,
-    CLONE,
-    CORE,
-    VENDORED,
-    ConfigSource,
-    bundled_core,
-    read_source,
-    submodules_command,
-    sync_command,
-)
 from seatrial.loops.nemo_rl.nemo_runs import DEFAULT_MODEL, ScriptCall, available, gpus, offered, variants
 from seatrial.loops.nemo_rl.script_dry_run import RecordedScript, ScriptError, Training, record_script
 
@@ -82,13 +59,13 @@ def python_finding(context: Context, checkout: Path) -> Finding | tuple[()]:
         return ()
     wanted = _requires(checkout)
     try:
-        done = run_child([str(context.python), "-I", "-c", _ASK], checkout, os.environ, PYTHON_SECONDS)
+        done = host.run_child([str(context.python), "-I", "-c", _ASK], checkout, os.environ, PYTHON_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(name="Python", ok=False, message=f"{context.python}: {error}", fix=sync_command(checkout))
+        return Finding(name="Python", ok=False, message=f"{context.python}: {error}", fix=nemo_checkout.sync_command(checkout))
     version = done.stdout.strip()
     if done.returncode or not all(_within(version, sign, bound) for sign, bound in _BOUND.findall(wanted)):
         message = f"{context.python} is Python {version or '(unknown)'}, and this checkout requires {wanted}"
-        return Finding(name="Python", ok=False, message=message, fix=sync_command(checkout))
+        return Finding(name="Python", ok=False, message=message, fix=nemo_checkout.sync_command(checkout))
     return Finding(name="Python", ok=True, message=f"{context.python}: Python {version}")
 
 
@@ -108,13 +85,13 @@ def _within(version: str, sign: str, bound: str) -> bool:
 
 def vendored_finding(context: Context, checkout: Path) -> Finding:
     """The Bridge inside the checkout is there, and whether it is the one under test."""
-    place = checkout / VENDORED
-    if not (place / BRIDGE).is_dir():
-        return _bridge(False, f"{place}: no {BRIDGE}: the submodule is empty", submodules_command(checkout))
+    place = checkout / nemo_checkout.VENDORED
+    if not (place / nemo_checkout.BRIDGE).is_dir():
+        return _bridge(False, f"{place}: no {nemo_checkout.BRIDGE}: the submodule is empty", nemo_checkout.submodules_command(checkout))
     tested = next((repo for repo in context.changes if "megatron.bridge" in repo.packages), None)
     if tested is None:
         return _bridge(True, f"{place}: no Bridge is under test, this one is used")
-    apart = list(_differing(Path(tested.path) / BRIDGE, place / BRIDGE))
+    apart = list(_differing(Path(tested.path) / nemo_checkout.BRIDGE, place / nemo_checkout.BRIDGE))
     if not apart:
         return _bridge(True, f"{place} is the same as the Bridge under test")
     how = "is replaced by a copy of it while the trial runs" if tested.synced else "stands behind it on PYTHONPATH"
@@ -126,28 +103,28 @@ def source_findings(context: Context, checkout: Path) -> Iterator[Finding]:
     try:
         marker = vendored_bridge.git_directory(checkout) / vendored_bridge.MARKER if (checkout / ".git").exists() else None
         if marker is not None and marker.is_file():
-            message = f"{checkout / VENDORED} still holds the Bridge of a run that was killed"
+            message = f"{checkout / nemo_checkout.VENDORED} still holds the Bridge of a run that was killed"
             yield _bridge(False, message, shlex.join([sys.executable, "-m", "seatrial.instruments.nemo_rl.recover", str(checkout)]))
         elif any(repo.synced for repo in context.changes) and os.environ.get("SEATRIAL_RAY_NODES", "1") != "1":
             message = "bridge = sync copies the Bridge on one node, and Ray runs over several: others may hold another tree at that path"
             yield _bridge(False, message, "--set options.bridge=path")
         elif any(repo.synced for repo in context.changes):
-            vendored_bridge.require_clean(checkout / VENDORED)
+            vendored_bridge.require_clean(checkout / nemo_checkout.VENDORED)
     except Failed as error:
         yield _bridge(False, str(error), "see the message, or --set options.bridge=path")
-    for core in bundled_core(context)[:1] if context.options.get("helpers") == "local" else ():
+    for core in nemo_checkout.bundled_core(context)[:1] if context.options.get("helpers") == "local" else ():
         if not (core / vendored_bridge.DATASETS / "Makefile").is_file():
             message = f"{core / vendored_bridge.DATASETS}: no Makefile, so helpers = local has nothing to build"
-            yield Finding(name="Megatron-LM", ok=False, message=message, fix=submodules_command(core.parents[1]))
+            yield Finding(name="Megatron-LM", ok=False, message=message, fix=nemo_checkout.submodules_command(core.parents[1]))
 
 
 def submodule_core(context: Context, checkout: Path) -> Iterator[Finding]:
     """Some Megatron-LM must be there: the Bridge's own, or one under test."""
-    bridges = [checkout / VENDORED, *(Path(repo.path) for repo in context.changes if "megatron.bridge" in repo.packages)]
+    bridges = [checkout / nemo_checkout.VENDORED, *(Path(repo.path) for repo in context.changes if "megatron.bridge" in repo.packages)]
     tested = any("megatron.core" in repo.packages for repo in context.changes)
-    if not tested and not any((place / CORE / "megatron" / "core").is_dir() for place in bridges):
-        message = f"no Megatron-LM below {' or '.join(str(place / CORE) for place in bridges)}: the submodule is empty"
-        yield Finding(name="Megatron-LM", ok=False, message=message, fix=submodules_command(checkout))
+    if not tested and not any((place / nemo_checkout.CORE / "megatron" / "core").is_dir() for place in bridges):
+        message = f"no Megatron-LM below {' or '.join(str(place / nemo_checkout.CORE) for place in bridges)}: the submodule is empty"
+        yield Finding(name="Megatron-LM", ok=False, message=message, fix=nemo_checkout.submodules_command(checkout))
 
 
 def _differing(left: Path, right: Path) -> Iterator[str]:
@@ -208,13 +185,15 @@ def expert_findings(context: Context) -> Iterator[Finding]:
     wanted = wanted or ("parallelism" in context.levels and int(context.options.get("ep", 1)) > 1)
     if not wanted or "recipe" in context.options:
         return
-    place = Path(context.model) if Path(context.model).is_dir() else hub_snapshot(context.model)
+    place = Path(context.model) if Path(context.model).is_dir() else host.hub_snapshot(context.model)
     file = place / "config.json"
     if not file.is_file() and context.model != DEFAULT_MODEL:
         yield _data(True, f"{context.model}: whether it has experts is not known before it is downloaded")
-    elif not file.is_file() or not config_is_kind(read_table(file), "moe"):
+    elif not file.is_file() or not host.config_is_kind(read_table(file), "moe"):
         fix = "--model with a model that has experts, or --set options.recipe=…"
-        yield _data(False, f"{context.model} has no experts ({', '.join(KINDS['moe'])}), so expert parallelism would show nothing", fix)
+        yield _data(
+            False, f"{context.model} has no experts ({', '.join(host.KINDS['moe'])}), so expert parallelism would show nothing", fix
+        )
 
 
 def _named(training: Training) -> Iterator[tuple[str, bool]]:
@@ -228,22 +207,22 @@ def _named(training: Training) -> Iterator[tuple[str, bool]]:
 def _model(model: str, tokenizer: bool, context: Context) -> tuple[Finding, ...]:
     if model.startswith(("/", ".", "~")):
         return _directory(Path(model).expanduser(), tokenizer, context)
-    cached = hub_snapshot(model)
+    cached = host.hub_snapshot(model)
     if (cached / "config.json").is_file():
         message = f"{model}: cached; to use no network: HF_HUB_OFFLINE=1, -- {MODEL}={cached} {TOKENIZER}={cached}"
         return (_data(True, message),)
     if any(os.environ.get(name, "").lower() in _YES for name in OFFLINE):
         fix = f"hf download {model} where there is a network, with the same HF_HOME"
-        return (_data(False, f"{model}: offline, and no snapshot of it below {hub_cache()}", fix),)
-    return (_data(True, f"{model}: no snapshot below {hub_cache()}: NeMo-RL will download it"),)
+        return (_data(False, f"{model}: offline, and no snapshot of it below {host.hub_cache()}", fix),)
+    return (_data(True, f"{model}: no snapshot below {host.hub_cache()}: NeMo-RL will download it"),)
 
 
 def _directory(directory: Path, tokenizer: bool, context: Context) -> tuple[Finding, ...]:
     # Weights that were converted before need not be there any more; what is there must be whole.
     weights = any(directory.glob("*.safetensors")) or any(directory.glob("*.index.json"))
     named = context.options.get("nemo_rl")
-    build = sync_command(Path(named)) if named else CLONE
-    return file_findings(directory, context, ModelUse(build=build, weights=weights, tokenizer=tokenizer))
+    build = nemo_checkout.sync_command(Path(named)) if named else nemo_checkout.CLONE
+    return host.model_findings(directory, context, host.ModelUse(build=build, weights=weights, tokenizer=tokenizer))
 
 
 COMPOSE_SECONDS = 300
@@ -286,11 +265,11 @@ def config_findings(
         if unknown:
             return unknown
         try:
-            answers = ask(start, COMPOSER, checkout, environment, COMPOSE_SECONDS, {"checkout": str(checkout), "runs": runs})
-        except NoAnswerError as error:
+            answers = host.ask(start, COMPOSER, checkout, environment, COMPOSE_SECONDS, {"checkout": str(checkout), "runs": runs})
+        except host.NoAnswerError as error:
             message = f"the configuration could not be composed in {error}"
             return [finding("configuration", False, message, "make uv's environment of the checkout: uv sync")]
-    source = read_source(checkout)
+    source = nemo_checkout.read_source(checkout)
     made = [finding for item, answer in zip(wanted, answers, strict=True) for finding in _judge(item, answer, own, source)]
     claimed = sum(len(item.claims) for item in wanted)
     return _once(made) or [configured_wrong(True, f"{len(wanted)} runs composed, {claimed} values as claimed, every override is read")]
@@ -328,7 +307,7 @@ def _request(item: ComposeRequest, checkout: Path, written: Path) -> dict[str, A
     }
 
 
-def _judge(item: ComposeRequest, answer: Mapping[str, Any], own: Sequence[str], source: ConfigSource) -> Iterator[Finding]:
+def _judge(item: ComposeRequest, answer: Mapping[str, Any], own: Sequence[str], source: nemo_checkout.ConfigSource) -> Iterator[Finding]:
     if answer["error"]:
         yield configured_wrong(
             False, f"{item.title}: NeMo-RL's own configuration does not compose: {answer['error']}", "use a clean checkout"
@@ -390,7 +369,11 @@ def nemo_findings(context: Context) -> tuple[Finding, ...]:
     """What must be right before a GPU is touched; the configuration is composed only when the rest is."""
     place = nemo_checkout.checkout_of(context)
     found = nemo_checkout.layout(place)
-    of_the_machine = (lambda: expert_findings(context), lambda: gpus_here(gpus(context), "run it on a cluster with --on"), cache_room)
+    of_the_machine = (
+        lambda: expert_findings(context),
+        lambda: host.gpus_here(gpus(context), "run it on a cluster with --on"),
+        host.cache_room,
+    )
     if not found.ok or place is None:
         return gather(lambda: found, uv_finding, lambda: given_model_findings(context), *of_the_machine)
     runs = {name: variants(name, context) for name in context.levels}

@@ -23,18 +23,7 @@ from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.loops.console_lines import read_lines
 from seatrial.loops.hydra import KEYS
-from seatrial.loops.nemo_rl.nemo_metrics import (
-    agreed,
-    every_step,
-    finite,
-    moved,
-    of_run,
-    steps_differ,
-    supervised,
-    trained_once,
-    training_runs,
-    two_computations,
-)
+from seatrial.loops.nemo_rl import nemo_metrics
 from seatrial.loops.nemo_rl.nemo_outputs import ONLY, RESULTS, completed_steps, dumps, in_force, read_configs
 from seatrial.loops.nemo_rl.nemo_runs import CHECKPOINTS, CONVERTED_FOLDER, SAVING, converted_models
 from seatrial.loops.nemo_rl.script_reader import FACTS, own_checks, unexpanded
@@ -280,7 +269,7 @@ class Trained:
     @property
     def runs(self) -> list[str]:
         prefix = "" if self.name == ONLY else f"{self.name}/"
-        return [run for run in training_runs(self.metrics) if run.startswith(prefix)]
+        return [run for run in nemo_metrics.training_runs(self.metrics) if run.startswith(prefix)]
 
 
 def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
@@ -326,20 +315,20 @@ def _of_phase(phase: Trained) -> Iterator[CheckResult]:
         yield saved(phase)
     printed = phase.printed
     if phase.name != RESUME:  # which trains five times for three runs; what each of them was is a proof of its own
-        yield trained_once(phase.name, printed, phase.runs)
-        yield finite(phase.name, (text for _, _, text in read_lines(phase.log)) if phase.log.is_file() else (), printed)
+        yield nemo_metrics.trained_once(phase.name, printed, phase.runs)
+        yield nemo_metrics.finite(phase.name, (text for _, _, text in read_lines(phase.log)) if phase.log.is_file() else (), printed)
     for run in phase.runs:
-        yield every_step(run, phase.metrics, printed)
-        yield steps_differ(run, phase.metrics)
-        yield moved(run, phase.metrics)
-        if not supervised(phase.metrics, run):
+        yield nemo_metrics.every_step(run, phase.metrics, printed)
+        yield nemo_metrics.steps_differ(run, phase.metrics)
+        yield nemo_metrics.moved(run, phase.metrics)
+        if not nemo_metrics.supervised(phase.metrics, run):
             yield from _compared(run, phase, printed)
 
 
 def _compared(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> Iterator[CheckResult]:
     yield tokens_counted(run, phase.metrics)
     yield unmasked(run, phase, printed)
-    made = (two_computations(run, phase.metrics, printed), agreed(run, phase.metrics, phase.asserted))
+    made = (nemo_metrics.two_computations(run, phase.metrics, printed), nemo_metrics.agreed(run, phase.metrics, phase.asserted))
     yield from (check for check in made if check)
 
 
@@ -358,7 +347,7 @@ def dumps_agree(phase: Trained) -> Iterator[CheckResult]:
     found |= {f"{phase.name}/{run}/": place / RESULTS / name for run, name in DIAMOND.items() if (place / RESULTS / name).is_file()}
     events = any("tfevents" in source and Path(source).is_relative_to(place) for source in phase.metrics.sources)
     for run in phase.runs:
-        name = f"metrics.json agrees with the event files{of_run(run)}"
+        name = f"metrics.json agrees with the event files{nemo_metrics.of_run(run)}"
         if not events:
             yield proof(name, False, "no event files", Boundary.METRICS, "", "the script's own dump alone cannot be compared with anything")
         elif run not in found:
@@ -401,13 +390,18 @@ def tokens_counted(run: str, metrics: Metrics) -> CheckResult:
     value = f"least {min(series.values):.6g}" if series and series.values else "not logged"
     message = f"below 1 at step {', '.join(map(str, low[:5]))}: everything was masked" if low else ""
     return proof(
-        f"tokens counted at every step{of_run(run)}", bool(series) and not low, value, Boundary.ROLLOUT, f">= {LEAST_ERROR}", message
+        f"tokens counted at every step{nemo_metrics.of_run(run)}",
+        bool(series) and not low,
+        value,
+        Boundary.ROLLOUT,
+        f">= {LEAST_ERROR}",
+        message,
     )
 
 
 def unmasked(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> CheckResult:
     """No sequence was left out because generator and trainer disagreed on it: the mean error of the rest says little."""
-    name, bound = f"no sequence was masked for its error{of_run(run)}", "0 %"
+    name, bound = f"no sequence was masked for its error{nemo_metrics.of_run(run)}", "0 %"
     series = phase.metrics.series.get(f"{run}train/num_masked_seqs_by_logprob_error")
     if series is None:
         off = bool(printed) and all(lookup(config or {"grpo": None}, THRESHOLD) in (None, ABSENT) for config in printed)
