@@ -141,7 +141,7 @@ def source(rng: random.Random, place: Path) -> None:
 
 def weights(rng: random.Random, place: Path) -> None:
     """The files of a model, without loading them."""
-    from seatrial.loops.model_files import _settings, _weights
+    from seatrial.loops.host_findings import _settings, _weights
     from seatrial.probes.probe_process import require_weights
 
     header: Any = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}, "__metadata__": {"a": "b"}}

@@ -119,7 +119,7 @@ def test_a_distribution_hides_another_of_its_name_further_down_the_path(
         ("toy:LOOP", "1 / 0\n", "cannot be loaded: ZeroDivisionError"),
         ("toy:LOOP", "raise SystemExit(3)\n", "cannot be loaded: SystemExit"),
         ("toy:LOOP", "", "cannot be loaded: AttributeError"),
-        ("toy:LOOP", "class LOOP:\n    name = 'my-toy'\n", "is no loop: it has no checkouts, chosen, "),
+        ("toy:LOOP", "class LOOP:\n    name = 'my-toy'\n", "is no loop: it is no seatrial.core.loop.Loop"),
         ("toy", "", "is not of the form module:object"),
         ("", None, "is not of the form module:object"),
     ],
@@ -290,4 +290,5 @@ def test_a_new_loop_is_installed_and_runs_to_a_pass_and_a_fail(tmp_path: Path) -
         return ran.returncode, level["verdict"], level["boundary"]
 
     assert trial(tmp_path / "passed") == (0, "Pass", None)
+    assert trial(tmp_path / "slower", "--opt", "rate=50") == (0, "Pass", None)
     assert trial(tmp_path / "failed", "--fault", new.FAULT) == (1, "Fail", "optimizer")

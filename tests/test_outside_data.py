@@ -34,7 +34,6 @@ from seatrial.instruments.nemo_rl.nemo_process import Failed
 from seatrial.instruments.refit import payload_header
 from seatrial.instruments.refit.payload_header import RefitRefused
 from seatrial.loops import get_loop
-from seatrial.loops.base_loop import int_option
 from seatrial.loops.nemo_rl.nemo_metrics import finite
 from seatrial.loops.nemo_rl.nemo_outputs import LISTS, tokens
 from seatrial.loops.nemo_rl.nemo_preflight import default_config
@@ -139,7 +138,7 @@ def test_levels_and_options_of_5000_digits() -> None:
         with pytest.raises(UserError):
             parse_levels(text, get_loop("trl"))
     with pytest.raises(UserError):
-        int_option({"tp": DIGITS}, "tp", 1, most=8)
+        get_loop("verl").configured({"tp": DIGITS})
 
 
 @pytest.mark.parametrize("row", [DEEP, "[1", '["hit",3,"x",""]', '["hello",0,"python","[["]', '["spawn",0,"{}",""]', '["hit",3,"²",""]'])

@@ -127,7 +127,9 @@ def judged(number: int, directory: Path, steps: int | None, resumed: bool = Fals
     kept += [evaluate(spec.expr, metrics, spec.boundary) for spec in level.checks if resumed or "resumed/" not in spec.expr]
     missed = [check for check in kept if not check.passed]
     ended = (PhaseOutcome(name="run", exit_code=0, ended="exited", seconds=0.0),)
-    evidence = Evidence(metrics=metrics, checks=tuple(kept), phases=ended, steps_expected=steps, steps_reached=LOOP.steps_reached(metrics))
+    evidence = Evidence(
+        metrics=metrics, checks=tuple(kept), phases=ended, steps_expected=steps, steps_reached=LOOP.measures.steps_reached(metrics)
+    )
     return judge(evidence, LOOP.milestones()), missed
 
 

@@ -110,8 +110,9 @@ def _require_known(name: str, given: dict[str, Any]) -> None:
         if given.get("level") is not None:
             parse_levels(str(given["level"]), loop)
         options = {text.partition("=")[0].removeprefix("options.") for text in given.get("settings") or () if text.startswith("options.")}
-        if options - set(loop.options()):
-            raise LookupError(f"no option {', '.join(options - set(loop.options()))}")
+        options |= {text.partition("=")[0] for text in given.get("opt") or ()}
+        if unknown := options - {option.name for option in loop.options}:
+            raise LookupError(f"no option {', '.join(unknown)}")
 
 
 def _mention(code: str) -> str | None:

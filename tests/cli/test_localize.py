@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from seatrial.core.loop import Measures
 from seatrial.core.records import Cost, LevelResult, Plan, PlannedLevel, Trial
 from seatrial.core.series import TokenRow
 from seatrial.core.verdict import Verdict
@@ -25,9 +25,7 @@ class Logged(FakeLoop):
     """A loop that logs tokens; which levels have some is in `given`."""
 
     given: ClassVar[dict[int, list[TokenRow]]] = {}
-
-    def tokens(self, directory: Path) -> Iterator[TokenRow]:
-        return iter(self.given.get(int(directory.name.partition("-")[0]), []))
+    measures = Measures(tokens=lambda directory: iter(Logged.given.get(int(directory.name.partition("-")[0]), [])))
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def engine(tmp_path: Path) -> Path:
 @pytest.fixture
 def unstaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in imports none of the instruments: copying them once, in one test, is enough."""
-    monkeypatch.setattr("seatrial.probes.refit_run.stage_packages", lambda packages, out: out)
+    monkeypatch.setattr("seatrial.probes.refit_run.stage", lambda out: out)
 
 
 def words(engine: Path, *more: str) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ def test_a_campaign_file_with_a_secret(line: str, tmp_path: Path) -> None:
 @pytest.fixture
 def engine(tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An interpreter that runs no driver, prints and leaves an error."""
-    monkeypatch.setattr("seatrial.probes.refit_run.stage_packages", lambda packages, out: out)
+    monkeypatch.setattr("seatrial.probes.refit_run.stage", lambda out: out)
     place = tmp_path / "python"
     text = INTERPRETER.format(python=sys.executable).replace("print(", f"print(open({str(said)!r}).read())\nprint(", 1)
     place.write_text(text.replace('"RuntimeError: boom"', f"'RuntimeError: password={PASSWORD} {TOKEN}'"))

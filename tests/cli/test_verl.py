@@ -33,6 +33,22 @@ def checkout(tmp_path: Path) -> Path:
     return path
 
 
+def test_options_of_the_loop_are_given_by_name(tmp_path: Path) -> None:
+    plan = inside("plan", "verl", "--level", "5", "--opt", "device=cpu", "--opt", "steps=30", "--json", cwd=tmp_path)
+    assert json.loads(plan.out)["options"] == {"device": "cpu", "steps": "30"}
+    listed = inside("run", "verl", "--opt", "list", cwd=tmp_path)
+    assert (listed.code, len(listed.out.splitlines())) == (0, len(get_loop("verl").options))
+    assert "steps=20..100 (default: 20)  steps of level 5" in listed.out
+    for words, said in (
+        (("--opt", "step=30"), "options.step: verl has no such option; known: device, "),
+        (("--opt", "steps=3"), "options.steps = '3': not a whole number from 20 to 100"),
+        (("--opt", "steps"), "--opt 'steps' is not of the form NAME=VALUE"),
+        (("--device", "cpu", "--opt", "device=gpu"), "the option device is given twice"),
+    ):
+        wrong = inside("plan", "verl", *words, cwd=tmp_path)
+        assert (wrong.code, said in wrong.err, "  fix: " in wrong.err) == (2, True, True), wrong.err
+
+
 def test_both_sides_have_the_same_ladder_under_one_name() -> None:
     gpu = get_loop("verl")
     cpu = gpu.configured({"device": "cpu"})

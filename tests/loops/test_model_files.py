@@ -14,8 +14,8 @@ from seatrial.core.errors import FindingCode, Severity
 from seatrial.core.files import LFS_POINTER
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding, RepoState
-from seatrial.loops import model_files
-from seatrial.loops.model_files import ModelUse, model_findings
+from seatrial.loops import host_findings
+from seatrial.loops.host_findings import ModelUse, model_findings
 from seatrial.runtime.command import NoAnswerError
 
 USE = ModelUse(build="seatrial env build x", own=True)
@@ -38,7 +38,7 @@ def look(
             raise answer
         return answer
 
-    monkeypatch.setattr(model_files, "ask", ask)
+    monkeypatch.setattr(host_findings, "ask", ask)
     return model_findings(model, Context(run_dir=model.parent, python=Path("/bin/sh"), model=str(model), **more), use)
 
 
@@ -203,6 +203,6 @@ def test_the_interpreter_is_offline_and_sees_the_change_alone(monkeypatch: pytes
     monkeypatch.setenv("PYTHONPATH", "/evil")
     monkeypatch.setenv("PYTHONSTARTUP", "/evil")
     library = RepoState(name="t", path="/t", commit="0", branch=None, packages=("transformers",), import_root="/t/src")
-    made = model_files._environment(Context(run_dir=tmp_path, python=Path("p"), model="m", changes=(library,)))
+    made = host_findings._environment(Context(run_dir=tmp_path, python=Path("p"), model="m", changes=(library,)))
     assert (made["PYTHONPATH"], made["HF_HUB_OFFLINE"], "PYTHONSTARTUP" in made) == ("/t/src", "1", False)
-    assert "PYTHONPATH" not in model_files._environment(Context(run_dir=tmp_path, python=Path("p"), model="m"))
+    assert "PYTHONPATH" not in host_findings._environment(Context(run_dir=tmp_path, python=Path("p"), model="m"))

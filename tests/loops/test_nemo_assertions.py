@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.loop import read_tables
 from seatrial.core.records import Cost
 from seatrial.core.specs import CheckSpec, Level
-from seatrial.loops.base_loop import read_tables
 from seatrial.loops.nemo_rl import script_reader
 from seatrial.loops.nemo_rl.script_reader import assertions_in, commands, own_checks, prefixed, unexpanded, unread
 from seatrial.metrics.checks import parse

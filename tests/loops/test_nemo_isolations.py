@@ -13,9 +13,8 @@ import pytest
 from seatrial.core.loop import Context, Isolation
 from seatrial.core.records import CheckResult, Diagnosis, LevelResult, PhaseOutcome
 from seatrial.core.verdict import Boundary, Verdict
-from seatrial.loops.nemo_rl.failed_level import ILLEGAL_ACCESS, NOT_FULL, isolations, relaxed
-from seatrial.loops.nemo_rl.loop import LOOP
-from seatrial.loops.nemo_rl.nemo_runs import TRANSPORTS, variants
+from seatrial.loops.nemo_rl.loop import ILLEGAL_ACCESS, LOOP, NOT_FULL
+from seatrial.loops.nemo_rl.nemo_runs import TRANSPORTS, relaxed, variants
 from seatrial.metrics.checks import tags
 from seatrial.triage.signatures import GENERAL, load_signatures
 
@@ -58,7 +57,7 @@ def crashed(number: int, boundary: Boundary, signature: str | None = None) -> Le
 
 
 def named(result: LevelResult) -> dict[str, Isolation]:
-    return {item.name: item for item in isolations(result)}
+    return {item.name: item for item in LOOP.isolations(result)}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_the_other_backend_is_that_of_the_level() -> None:
 def test_a_missed_proof_of_the_refit_is_a_mismatch() -> None:
     found = missed("every weight arrived", 2, kind="proof", boundary=Boundary.REFIT)
     assert "colocated" in named(found)
-    assert isolations(missed("a reward", kind="proof", boundary=Boundary.REWARD)) == ()
+    assert LOOP.isolations(missed("a reward", kind="proof", boundary=Boundary.REWARD)) == ()
 
 
 def test_every_known_failure_that_is_named_exists() -> None:
@@ -132,14 +131,14 @@ def test_every_known_failure_that_is_named_exists() -> None:
     ],
 )
 def test_an_illegal_access_is_rerun_without_graphs(number: int, arguments: tuple[str, ...], signature: str) -> None:
-    (only,) = isolations(crashed(number, Boundary.ROLLOUT, signature))
+    (only,) = LOOP.isolations(crashed(number, Boundary.ROLLOUT, signature))
     assert (only.arguments, only.reduced) == (arguments, True)
 
 
 def test_a_crash_in_a_checkpoint_is_rerun_without() -> None:
-    (only,) = isolations(crashed(1, Boundary.CHECKPOINT))
+    (only,) = LOOP.isolations(crashed(1, Boundary.CHECKPOINT))
     assert only.arguments == ("checkpointing.enabled=false",)
-    assert isolations(failed(1, boundary=Boundary.CHECKPOINT)) == ()  # a missed proof is not separated by saving nothing
+    assert LOOP.isolations(failed(1, boundary=Boundary.CHECKPOINT)) == ()  # a missed proof is not separated by saving nothing
 
 
 def test_a_crash_in_a_refit_is_rerun_another_way() -> None:
@@ -148,7 +147,7 @@ def test_a_crash_in_a_refit_is_rerun_another_way() -> None:
     assert [item.options for item in found.values()] == [{"transports": "full"}] * 2
     assert found["full-transport"].arguments == ()
     assert found["colocated"].arguments == ("policy.generation.colocated.enabled=true",)
-    assert isolations(crashed(0, Boundary.REFIT)) == ()  # no transport is chosen there
+    assert LOOP.isolations(crashed(0, Boundary.REFIT)) == ()  # no transport is chosen there
 
 
 def context(item: Isolation | None = None, transports: str = "full,delta") -> Context:
@@ -180,18 +179,18 @@ def test_the_full_transport_alone_is_no_rerun_of_itself() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.BLOCKED, Verdict.SKIPPED])
 def test_only_a_fail_is_isolated(verdict: Verdict) -> None:
-    assert isolations(missed().model_copy(update={"verdict": verdict})) == ()
+    assert LOOP.isolations(missed().model_copy(update={"verdict": verdict})) == ()
 
 
 def test_a_crash_elsewhere_has_no_reruns() -> None:
-    assert isolations(crashed(0, Boundary.PROVIDER, OTHER_FAULT)) == ()
+    assert LOOP.isolations(crashed(0, Boundary.PROVIDER, OTHER_FAULT)) == ()
 
 
 def every() -> list[Isolation]:
     cases = [missed(number=number) for number in (0, 2, 3, 4)]
     cases += [crashed(number, Boundary.ROLLOUT, GRAPH_FAULT) for number in (0, 3)]
     cases += [crashed(1, Boundary.CHECKPOINT), crashed(2, Boundary.REFIT)]
-    return [item for case in cases for item in isolations(case)]
+    return [item for case in cases for item in LOOP.isolations(case)]
 
 
 def test_every_key_is_one_of_the_configuration_and_none_can_be_split() -> None:
@@ -199,7 +198,7 @@ def test_every_key_is_one_of_the_configuration_and_none_can_be_split() -> None:
     assert {word.partition("=")[0] for word in words} == KEYS
     assert all(re.fullmatch(r"[\w.]+=\w+", word) for word in words)
     assert all(re.fullmatch(r"[a-z0-9-]+", item.name) for item in every())
-    assert {name for item in every() for name in item.options} <= set(LOOP.options())
+    assert {name for item in every() for name in item.options} <= {option.name for option in LOOP.options}
 
 
 def test_what_a_rerun_changes_is_not_claimed_of_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from seatrial.core.loop import Context
 from seatrial.core.records import Diagnosis, LevelResult
 from seatrial.core.verdict import Boundary, Verdict
-from seatrial.loops.nemo_rl.failed_level import next_steps
+from seatrial.loops.nemo_rl.loop import LOOP
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 
@@ -21,7 +21,7 @@ def result(signature: str) -> LevelResult:
 
 
 def steps(signature: str, model: str = MODEL) -> tuple[str, ...]:
-    return next_steps(result(signature), Context(run_dir=Path("/r"), python=Path("/p"), model=model))
+    return LOOP.next_steps(result(signature), Context(run_dir=Path("/r"), python=Path("/p"), model=model))
 
 
 def test_a_snapshot_in_the_cache_is_named_with_how_to_check_and_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,5 +68,5 @@ def test_rewards_without_spread_need_more_samples() -> None:
     made = LevelResult(
         number=0, name="smoke", title="t", verdict=Verdict.BLOCKED, reason="r", boundary=Boundary.REWARD, vacuous=True, diagnosis=None
     )
-    (said,) = next_steps(made, Context(run_dir=Path("/r"), python=Path("/p"), model=MODEL))
+    (said,) = LOOP.next_steps(made, Context(run_dir=Path("/r"), python=Path("/p"), model=MODEL))
     assert "grpo.num_prompts_per_step=8" in said

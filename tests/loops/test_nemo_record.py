@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import REAL, Bench, make_bench
-from seatrial.loops.base_loop import override_key
+from seatrial.loops.hydra import override_key
 from seatrial.loops.nemo_rl import script_dry_run as module
 from seatrial.loops.nemo_rl.script_dry_run import RecordedScript, ScriptError, ShadowCheckout, record_script
 from seatrial.runtime.command import run_command

@@ -9,7 +9,7 @@ import pytest
 
 from seatrial.core.loop import Context, SideTests
 from seatrial.core.records import RepoState
-from seatrial.loops.nemo_rl.loop import side_tests
+from seatrial.loops.nemo_rl.loop import LOOP
 
 
 def put(root: Path, *names: str, text: str = "def test_x(): ...\n") -> None:
@@ -37,7 +37,7 @@ def test_the_bridge_tests_of_the_diff_and_those_that_a_guide_names(tmp_path: Pat
         *("tests/unit_tests/models/qwen/test_qwen_bridge.py", "tests/unit_tests/peft/test_utils.py", "tests/unit_tests/models/test_new.py"),
     )
     changed = ("src/megatron/bridge/models/qwen/qwen_provider.py", "tests/unit_tests/models/test_new.py", "docs/x.md")
-    bridge = by_key(side_tests(context(tmp_path, *changed)))["bridge"]
+    bridge = by_key(LOOP.side_tests(context(tmp_path, *changed)))["bridge"]
     assert bridge.argv == ("uv", "run", "python", "-m", "pytest", "-q")
     assert set(bridge.files) == {
         "tests/unit_tests/models/test_param_mapping.py",
@@ -53,7 +53,7 @@ def test_the_bridge_tests_of_the_diff_and_those_that_a_guide_names(tmp_path: Pat
 
 def test_a_file_of_a_family_without_a_test_of_its_own_takes_the_family(tmp_path: Path) -> None:
     put(tmp_path / "bridge", "tests/unit_tests/models/qwen/test_qwen_bridge.py")
-    bridge = by_key(side_tests(context(tmp_path, "src/megatron/bridge/models/qwen/rotary.py")))["bridge"]
+    bridge = by_key(LOOP.side_tests(context(tmp_path, "src/megatron/bridge/models/qwen/rotary.py")))["bridge"]
     assert bridge.files == ("tests/unit_tests/models/qwen/test_qwen_bridge.py",)
 
 
@@ -71,7 +71,7 @@ def test_a_file_of_a_family_without_a_test_of_its_own_takes_the_family(tmp_path:
 def test_tests_that_lie_elsewhere_are_found(tmp_path: Path, changed: str, test: str) -> None:
     """Each pair is one of the Bridge's own, of its last hundred commits."""
     put(tmp_path / "bridge", f"tests/unit_tests/{test}", "tests/unit_tests/models/other/test_model.py")
-    bridge = by_key(side_tests(context(tmp_path, f"src/megatron/bridge/{changed}")))["bridge"]
+    bridge = by_key(LOOP.side_tests(context(tmp_path, f"src/megatron/bridge/{changed}")))["bridge"]
     assert bridge.files == (f"tests/unit_tests/{test}",)
     assert not any("no unit test" in note for note in bridge.notes)
 
@@ -80,12 +80,12 @@ def test_a_changed_file_without_any_test_is_named(tmp_path: Path) -> None:
     put(tmp_path / "bridge", "tests/unit_tests/models/test_param_mapping.py", "tests/unit_tests/utils/test_config.py")
     lacking = [f"src/megatron/bridge/training/file_{number}.py" for number in range(7)]
     unused = ("src/megatron/bridge/recipes/qwen/qwen3.py", "src/megatron/bridge/peft/__init__.py", "src/megatron/bridge/x.md")
-    notes = by_key(side_tests(context(tmp_path, *unused)))["bridge"].notes
+    notes = by_key(LOOP.side_tests(context(tmp_path, *unused)))["bridge"].notes
     assert not any("no unit test" in note for note in notes)
-    notes = by_key(side_tests(context(tmp_path, "src/megatron/bridge/training/tokenizers/config.py", *unused)))["bridge"].notes
+    notes = by_key(LOOP.side_tests(context(tmp_path, "src/megatron/bridge/training/tokenizers/config.py", *unused)))["bridge"].notes
     assert notes[-1] == "no unit test was found for src/megatron/bridge/training/tokenizers/config.py"
     assert (
-        by_key(side_tests(context(tmp_path, *lacking)))["bridge"]
+        by_key(LOOP.side_tests(context(tmp_path, *lacking)))["bridge"]
         .notes[-1]
         .endswith("file_3.py, src/megatron/bridge/training/file_4.py and 2 more")
     )
@@ -93,7 +93,7 @@ def test_a_changed_file_without_any_test_is_named(tmp_path: Path) -> None:
 
 def test_without_any_test_nothing_is_run_and_it_is_said(tmp_path: Path) -> None:
     put(tmp_path / "rl", "README.md")
-    sides = by_key(side_tests(context(tmp_path)))
+    sides = by_key(LOOP.side_tests(context(tmp_path)))
     assert "none of the focused tests exists" in (sides["bridge"].skip or "")
     assert "none of the unit tests" in (sides["nemo-rl"].skip or "")
     assert len(sides["nemo-rl"].notes) == 3
@@ -105,7 +105,7 @@ def test_unit_tests_run_once_for_each_extra_that_they_are_marked_with(tmp_path: 
     put(rl, "tests/unit/models/policy/test_megatron_worker.py", text="pytestmark = pytest.mark.mcore\n")
     put(rl, "tests/unit/utils/test_weight_transfer_stream.py", "tests/unit/utils/test_checkpoint.py")
     put(rl, "tests/unit/models/generation/test_vllm_utils.py", text="@pytest.mark.vllm\ndef test_x(): ...\n")
-    sides = by_key(side_tests(context(tmp_path, levels=("smoke", "lora-checkpoint", "refit"))))
+    sides = by_key(LOOP.side_tests(context(tmp_path, levels=("smoke", "lora-checkpoint", "refit"))))
     assert "tests/unit/models/policy/test_megatron_worker.py" not in sides["nemo-rl"].files, "all of it is marked"
     assert "tests/unit/utils/test_weight_transfer_stream.py" in sides["nemo-rl"].files
     assert "tests/unit/utils/test_checkpoint.py" in sides["nemo-rl"].files
@@ -123,9 +123,9 @@ def test_the_bridge_under_test_goes_first_also_when_it_will_be_synced(tmp_path: 
     plain = context(tmp_path)
     for synced in (None, str(tmp_path / "rl" / "vendored")):
         repo = plain.changes[0].model_copy(update={"import_root": "/b/src", "synced": synced})
-        side = by_key(side_tests(replace(plain, changes=(repo,))))["nemo-rl"]
+        side = by_key(LOOP.side_tests(replace(plain, changes=(repo,))))["nemo-rl"]
         assert side.env["PYTHONPATH"].startswith("/b/src:")
 
 
 def test_they_can_be_switched_off(tmp_path: Path) -> None:
-    assert side_tests(context(tmp_path, tests="off")) == ()
+    assert LOOP.side_tests(context(tmp_path, tests="off")) == ()

@@ -11,11 +11,10 @@ from typing import Any, cast
 import pytest
 
 import seatrial.loops.nemo_rl as package
-from seatrial.core.loop import Loop
+from seatrial.core.loop import Loop, read_tables
 from seatrial.core.records import Diagnosis
 from seatrial.core.specs import Milestone, Signature
 from seatrial.core.verdict import Verdict
-from seatrial.loops.base_loop import read_tables
 from seatrial.triage.signatures import GENERAL, load_signatures
 from seatrial.trial.level import read_diagnosis
 

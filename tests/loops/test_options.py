@@ -7,20 +7,26 @@ from pathlib import Path
 import pytest
 
 from seatrial.core.errors import UserError
+from seatrial.core.loop import Option, read_options
 from seatrial.loops import get_loop
-from seatrial.loops.base_loop import choice_option, int_option, require_known_options
+
+KNOWN = (
+    Option("device", "where", "choice", "gpu", ("gpu", "cpu")),
+    Option("gpus", "how many", "number", "8"),
+    Option("steps", "how long", "number", "20", (), 20, 100),
+)
 
 
 def test_a_known_option_passes_and_an_unknown_one_names_the_nearest() -> None:
-    require_known_options("Loop", {"device": "", "gpus": ""}, {"gpus": "1"})
-    with pytest.raises(UserError, match=r"options\.gpu: Loop has no such option; known: device, gpus") as caught:
-        require_known_options("Loop", {"device": "", "gpus": ""}, {"gpu": "1"})
+    assert read_options("Loop", KNOWN, {"gpus": "1"}) == {"gpus": "1"}
+    with pytest.raises(UserError, match=r"options\.gpu: Loop has no such option; known: device, gpus, steps") as caught:
+        read_options("Loop", KNOWN, {"gpu": "1"})
     assert caught.value.fix == "use gpus"
 
 
 def test_a_loop_without_options_refuses_any() -> None:
     with pytest.raises(UserError, match=r"options\.device: Loop has no such option; it takes none"):
-        require_known_options("Loop", {}, {"device": "cpu"})
+        read_options("Loop", (), {"device": "cpu"})
 
 
 def test_a_loop_with_one_keeps_it_as_a_path_and_refuses_others() -> None:
@@ -33,18 +39,26 @@ def test_a_loop_with_one_keeps_it_as_a_path_and_refuses_others() -> None:
         loop.configured({"device": "cpu"})
 
 
-def test_the_first_choice_is_the_default() -> None:
-    assert choice_option({}, "device", ("gpu", "cpu")) == "gpu"
-    assert choice_option({"device": "cpu"}, "device", ("gpu", "cpu")) == "cpu"
+def test_a_choice_is_one_of_the_known_values() -> None:
+    assert get_loop("verl").option("device") == "gpu"
+    assert get_loop("verl").configured({"device": "cpu"}).option("device") == "cpu"
     with pytest.raises(UserError, match=r"options\.device = 'tpu': not one of gpu, cpu"):
-        choice_option({"device": "tpu"}, "device", ("gpu", "cpu"))
+        read_options("Loop", KNOWN, {"device": "tpu"})
 
 
 def test_numbers_have_limits() -> None:
-    assert (int_option({}, "gpus", 8), int_option({"gpus": "4"}, "gpus", 8)) == (8, 4)
-    assert int_option({"steps": "20"}, "steps", 20, 20, 100) == 20
+    assert read_options("Loop", KNOWN, {"gpus": "4", "steps": "20"}) == {"gpus": "4", "steps": "20"}
     for text in ("0", "-1", "1.5", "", "x", "١"):
-        with pytest.raises(UserError, match=r"options\.gpus = .*: not a whole number of at least 1"):
-            int_option({"gpus": text}, "gpus", 8)
+        with pytest.raises(UserError, match=r"options\.gpus = .*: not a whole number of at least 1") as caught:
+            read_options("Loop", KNOWN, {"gpus": text})
+        assert caught.value.fix == "use 8"
     with pytest.raises(UserError, match="not a whole number from 20 to 100"):
-        int_option({"steps": "101"}, "steps", 20, 20, 100)
+        read_options("Loop", KNOWN, {"steps": "101"})
+
+
+def test_an_option_describes_itself() -> None:
+    assert [option.describe() for option in KNOWN] == [
+        "device=gpu|cpu (default: gpu)  where",
+        "gpus=1.. (default: 8)  how many",
+        "steps=20..100 (default: 20)  how long",
+    ]

@@ -230,11 +230,11 @@ def metrics(**steps: tuple[int, ...]) -> Metrics:
 
 
 def test_steps_are_reached_when_every_run_reached_them() -> None:
-    assert TRL.steps_reached(Metrics()) is None
-    assert TRL.steps_reached(metrics(full__train__loss=(1, 10), resumed__train__loss=(6, 8))) == 8
-    assert TRL.steps_reached(metrics(train__loss=(3, 6, 9), train__train_runtime=(11,))) == 11
-    assert TRL.steps_reached(metrics(train__loss=(10, 20), eval__loss=(8, 16))) == 20
-    assert TRL.steps_reached(metrics(refit__x=(4,))) == 4
+    assert TRL.measures.steps_reached(Metrics()) is None
+    assert TRL.measures.steps_reached(metrics(full__train__loss=(1, 10), resumed__train__loss=(6, 8))) == 8
+    assert TRL.measures.steps_reached(metrics(train__loss=(3, 6, 9), train__train_runtime=(11,))) == 11
+    assert TRL.measures.steps_reached(metrics(train__loss=(10, 20), eval__loss=(8, 16))) == 20
+    assert TRL.measures.steps_reached(metrics(refit__x=(4,))) == 4
 
 
 def test_metric_files_are_told_apart_by_their_phase(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_metric_files_are_told_apart_by_their_phase(tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.jsonl").touch()
     (tmp_path / "full" / "metrics.jsonl").touch()
     (tmp_path / "metrics.jsonl").touch()
-    assert set(TRL.metric_files(tmp_path)) == {"", "full/"}
+    assert set(TRL.measures.metric_files(tmp_path)) == {"", "full/"}
 
 
 def test_each_import_is_told_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,16 +146,17 @@ def test_the_control_differs_from_the_learning_run_in_its_rate_and_length_only(s
 @pytest.mark.parametrize(("run", "empty"), [("control", False), ("learn", True), ("grpo", True)])
 def test_only_the_control_may_learn_nothing(run: str, empty: bool) -> None:
     metrics = Metrics(series={f"{run}/actor/lr": Series("", (1, 2), (0.0, 0.0))})
-    assert (VERL.vacuous(metrics) is not None) == empty
+    assert (VERL.measures.vacuous(metrics) is not None) == empty
 
 
 @pytest.mark.parametrize(("steps", "ok"), [("20", True), ("100", True), ("19", False), ("101", False), ("many", False)])
 def test_level_5_takes_20_to_100_steps(steps: str, ok: bool) -> None:
-    chosen = get_loop("verl").configured({"device": "cpu", "steps": steps})
+    given = {"device": "cpu", "steps": steps}
     if not ok:
         with pytest.raises(UserError, match="from 20 to 100"):
-            chosen.levels()
+            get_loop("verl").configured(given)
         return
+    chosen = get_loop("verl").configured(given)
     assert next(level for level in chosen.levels() if level.name == "learning").steps == int(steps)
 
 

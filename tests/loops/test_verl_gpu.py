@@ -16,6 +16,7 @@ from loops.verl_checkout import LADDER, PYTHON, Bench, level, on_gpus, repo
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.loop import Context, Phase
 from seatrial.core.records import Finding
+from seatrial.loops import get_loop
 from seatrial.loops.verl import gpu_side as wrapper
 from seatrial.loops.verl import verl_checkout
 from seatrial.loops.verl.gpu_runs import phases
@@ -160,7 +161,7 @@ def test_levels_that_cannot_run_say_why(bench: Bench) -> None:
     assert "dummy" in str(skips(architecture="mtp", engine="sglang", model_config="x")[4])
     assert wrapper.levels(LADDER, {"steps": "50"})[5].steps == 50
     with pytest.raises(UserError, match="from 20 to 100"):
-        wrapper.levels(LADDER, {"steps": "5"})
+        get_loop("verl").configured({"steps": "5"})
 
 
 def test_a_healthy_setup_has_no_bad_finding(bench: Bench) -> None:

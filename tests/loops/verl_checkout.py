@@ -14,10 +14,9 @@ import pytest
 
 import seatrial
 from loops.tiny_model import make_model
-from seatrial.core.loop import Context, Phase
+from seatrial.core.loop import Context, Phase, read_tables
 from seatrial.core.records import RepoState
 from seatrial.core.specs import Level
-from seatrial.loops.base_loop import read_tables
 from seatrial.loops.verl import gpu_side, verl_checkout
 from seatrial.loops.verl import gpu_side as wrapper
 from seatrial.loops.verl.gpu_runs import phases

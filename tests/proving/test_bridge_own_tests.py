@@ -236,7 +236,7 @@ def test_without_test_files_nothing_is_run_and_what_is_not_known_is_said(tmp_pat
     assert (result.verdict, result.files) == (Verdict.SKIPPED, ())
     assert any("not populated" in note for note in select_own_tests(repo).notes)
     put(tmp_path, {TEST: ""})
-    monkeypatch.setattr(own_tests_module, "stage_packages", lambda _packages, out: out)
+    monkeypatch.setattr(own_tests_module, "stage", lambda out: out)
     result = own_tests(tmp_path / "no-python", repo, tmp_path / "out", 60, "HEAD", said.append)
     assert result.verdict is Verdict.BLOCKED
     assert any("there is no baseline" in note for note in result.notes)

@@ -17,7 +17,7 @@ from seatrial.probes.bridge_run import LADDER
 from seatrial.probes.bridge_verdict import BridgeRequest, RungResult, judge_ladder
 from seatrial.probes.probe_process import LOG, Driver, trouble
 from seatrial.runtime.environments import Environments
-from seatrial.trial.staging import stage_packages
+from seatrial.trial.staging import stage
 
 ENVIRONMENT = "megatron-cpu"
 MINUTES = 9
@@ -48,7 +48,7 @@ def climb(out: Path, items: Sequence[Item]) -> Facts:
     """What one ladder leaves of all these items: a plan that no call of the command makes, since a call has one fault or none."""
     plan, asked = out / "plan.json", [item._asdict() for item in items]
     write_json(plan, {"device": "cpu", "models": dict.fromkeys(item.model for item in items), "items": asked, "options": {"steps": STEPS}})
-    driver = Driver(out=out, instruments=stage_packages((), out), redactor=Redactor(os.environ))
+    driver = Driver(out=out, instruments=stage(out), redactor=Redactor(os.environ))
     ended = driver.run([str(python()), "-m", LADDER, str(plan), str(out)], LOG, 60 * MINUTES)
     if said := trouble(ended, out / LOG, 60 * MINUTES):
         pytest.fail(f"the ladder did not come to its end: {said}", pytrace=False)

@@ -14,7 +14,7 @@ from seatrial.core.errors import FindingCode
 from seatrial.core.files import read_text
 from seatrial.core.loop import Context
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
-from seatrial.loops.model_files import ModelUse, model_findings
+from seatrial.loops.host_findings import ModelUse, model_findings
 from seatrial.runtime.environments import Environment
 
 from .drive import environ, run

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from launch.children import wait_until
-from seatrial.cli.request import checkouts
 from seatrial.core.loop import Context, SideTests
 from seatrial.core.records import Baseline, Finding, LevelResult, Plan, RepoState, Trial
 from seatrial.evidence.repos import repo_states
@@ -23,6 +22,7 @@ from seatrial.trial.level import Limits
 from seatrial.trial.plan import make_plan, requested
 from seatrial.trial.progress import Event
 from seatrial.trial.staging import environment_record
+from seatrial.trial.trial_request import checkouts
 
 from .fake import FakeLoop
 

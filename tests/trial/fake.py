@@ -10,13 +10,12 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from seatrial.core.loop import Context, Phase, SideTests, Vacuity
+from seatrial.core.loop import Context, Loop, Measures, Phase, SideTests, Vacuity
 from seatrial.core.records import CheckResult, Cost, Finding
 from seatrial.core.series import Metrics
-from seatrial.core.specs import CheckSpec, Level, Milestone, Signals, Signature
+from seatrial.core.specs import CheckSpec, Concern, Level, Milestone, Signals, Signature, Surface
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.instruments.facts import LoopFault
-from seatrial.loops.base_loop import PackagedLoop
 
 from .fake_process import STEPS
 
@@ -42,13 +41,22 @@ LEVELS = tuple(
 )
 
 
-class FakeLoop(PackagedLoop):
+def vacuous(metrics: Metrics) -> Vacuity | None:
+    rewards = metrics.series.get("train/reward")
+    return Vacuity("vacuous: the reward never varied") if rewards and len(set(rewards.values)) == 1 else None
+
+
+class FakeLoop(Loop):
     """See `seatrial.core.loop.Loop`."""
 
     name = "fake"
     title = "Fake"
     default_model = "tiny"
-    environment: str | None = "fake"
+    folder = PROCESS.parent
+    environment = "fake"
+    measures = Measures(
+        signals=Signals(loss=("train/loss",), grad_norm=("train/grad_norm",), rate=("train/lr",), reward=("train/reward",)), vacuous=vacuous
+    )
 
     def __init__(
         self,
@@ -57,6 +65,12 @@ class FakeLoop(PackagedLoop):
         sides: Callable[[Context], tuple[SideTests, ...]] = lambda _: (),
     ) -> None:
         self.words, self.finding, self.sides = dict(words or {}), finding, sides
+
+    def concerns(self) -> tuple[Concern, ...]:
+        return ()
+
+    def surfaces(self) -> tuple[Surface, ...]:
+        return ()
 
     def levels(self) -> tuple[Level, ...]:
         return LEVELS
@@ -71,9 +85,6 @@ class FakeLoop(PackagedLoop):
 
     def signatures(self) -> tuple[Signature, ...]:
         return ()
-
-    def environments(self) -> Mapping[str, Path]:
-        return {"fake": PROCESS.with_name("environment.lock")}
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         return ("made here",) if context.model == self.default_model else ()
@@ -90,35 +101,10 @@ class FakeLoop(PackagedLoop):
     def findings(self, context: Context) -> tuple[Finding, ...]:
         return (self.finding,) if self.finding else ()
 
-    def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
-        return {"": (directory / "run" / "metrics.jsonl",)} if (directory / "run" / "metrics.jsonl").exists() else {}
-
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
         path = directory / "run" / "facts.jsonl"
         moved = json.loads(path.read_text())["moved"] if path.exists() else False
         return (CheckResult(name="weights changed", kind="proof", passed=moved, boundary=Boundary.OPTIMIZER),)
 
-    def read_console(self, log: Path) -> Metrics:
-        return Metrics()
-
-    def steps_reached(self, metrics: Metrics) -> int | None:
-        return metrics.last_step()
-
-    def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
-        return None
-
-    def signals(self) -> Signals:
-        return Signals(loss=("train/loss",), grad_norm=("train/grad_norm",), rate=("train/lr",), reward=("train/reward",))
-
-    def vacuous(self, metrics: Metrics) -> Vacuity | None:
-        rewards = metrics.series.get("train/reward")
-        return Vacuity("vacuous: the reward never varied") if rewards and len(set(rewards.values)) == 1 else None
-
-    def unseen(self, metrics: Metrics) -> str | None:
-        return None
-
     def faults(self) -> dict[str, LoopFault]:
         return {"crash": LoopFault("raises", (0, 1))}
-
-    def instruments(self) -> tuple[Path, ...]:
-        return ()

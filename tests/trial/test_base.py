@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.cli.request import checkouts
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_json, read_model, write_json
 from seatrial.core.records import Baseline, EnvironmentRecord, Plan, Report, Trial
@@ -19,6 +18,7 @@ from seatrial.trial import base_cache, baseline, run_dir, runner
 from seatrial.trial import baseline as settling
 from seatrial.trial.base_worktrees import base_of
 from seatrial.trial.progress import Compared, Event, Judged, Running
+from seatrial.trial.trial_request import checkouts
 
 from .conftest import Bench, asked_once, commit, git
 from .test_baseline import again, word, words, worktrees

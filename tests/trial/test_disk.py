@@ -19,7 +19,7 @@ from seatrial.core.verdict import Boundary
 from seatrial.trial import preflight
 from seatrial.trial.plan import make_plan, requested
 from seatrial.trial.preflight import DiskNeed
-from seatrial.trial.staging import stage_packages
+from seatrial.trial.staging import stage
 
 from .fake import FakeLoop
 
@@ -155,7 +155,7 @@ def test_a_small_disk_is_left_as_it_was(small: Path) -> None:
 def test_a_probe_stages_nothing_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: dict[str, int]) -> None:
     with_room(monkeypatch, **room)  # type: ignore[arg-type]
     with pytest.raises(BlockedError) as told:
-        stage_packages((), tmp_path / "run")
+        stage(tmp_path / "run")
     assert str(tmp_path) in told.value.message
     assert "--out" in told.value.fix
     assert list(tmp_path.iterdir()) == []

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from seatrial.core.errors import BlockedError
+from seatrial.core.loop import Measures
 from seatrial.core.series import Metrics, Series
 from seatrial.core.specs import Signature
 from seatrial.core.verdict import Boundary, Verdict
-from seatrial.loops import get_loop
 from seatrial.trial.level import read_diagnosis, read_level_metrics, write_level_metrics
 from seatrial.trial.progress import newest
 from seatrial.trial.staging import find_interpreter, stage
@@ -52,19 +52,19 @@ def test_metrics_of_a_level_are_stored_with_what_is_not_finite(tmp_path: Path) -
 
 def test_a_metrics_file_without_metrics_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.json").write_text("not json")
-    monkeypatch.setattr(FakeLoop, "metric_files", lambda *_: {"p/": (tmp_path / "x.json",)})
+    monkeypatch.setattr(FakeLoop, "measures", Measures(metric_files=lambda _: {"p/": (tmp_path / "x.json",)}))
     found = read_level_metrics(FakeLoop(), tmp_path)
     assert found.damage[0].path == str(tmp_path / "x.json")
 
 
 def test_the_staged_instruments_import_without_seatrials_dependencies(tmp_path: Path) -> None:
-    target = stage(get_loop("trl"), tmp_path)
+    target = stage(tmp_path, "trl")
     code = "import sys, seatrial.instruments.facts, seatrial.instruments.trl.fault_names as f; print(f.__file__, 'pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-E", "-c", code], env={"PATH": ""}, cwd=target, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(target))
     assert done.stdout.endswith(" False\n")
-    stage(get_loop("trl"), tmp_path)  # a resumed trial stages again
+    stage(tmp_path, "trl")  # a resumed trial stages again
     assert (target / "seatrial" / "instruments" / "bits" / "bits.c").is_file(), "kernels are compiled where they run"
     assert not (target / "seatrial" / "model").exists()
     assert not (target / "seatrial" / "loops" / "trl" / "loop.py").exists()

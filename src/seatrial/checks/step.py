@@ -124,6 +124,11 @@ def _has(row: Any, **kinds: type | tuple[type, ...]) -> bool:
     return isinstance(row, dict) and all(isinstance(row[key], kind) and not isinstance(row[key], bool) for key, kind in kinds.items())
 
 
+def level_limitations(directory: Path) -> tuple[str, ...]:
+    """Those of all recorded runs of a level, without earlier attempts."""
+    return limitations(sorted(path.parent for path in directory.rglob(FILE) if "attempts" not in path.parts))
+
+
 def limitations(directories: Sequence[Path]) -> tuple[str, ...]:
     """What the recorded runs of a level did not exercise, from their tables of knobs: proven in one of them is proven."""
     best: dict[str, str] = {}

@@ -243,6 +243,7 @@ def check_trial(words: Sequence[str], main: Path) -> None:
     """Read the words as `seatrial run` will, so that a wrong loop, level or option is not found out by a run."""
     from typer.exceptions import TyperException
 
+    from seatrial.cli.request import given_options
     from seatrial.cli.run import run
     from seatrial.core.errors import UserError
     from seatrial.loops import get_loop
@@ -260,8 +261,8 @@ def check_trial(words: Sequence[str], main: Path) -> None:
         raise UserError("--trial: --out is chosen for each commit", "leave it out; the trial of each run is kept in its steps/ directory")
     if asked["loop"] is None:
         return  # the seatrial.toml of each commit names it
-    options = {name: str(asked[name]) for name in ("device", "verl", "nemo_rl") if asked[name] is not None}
-    loop = get_loop(asked["loop"]).configured(options)
+    options = given_options(asked["opt"], {name: asked[name] for name in ("device", "verl", "nemo_rl")})
+    loop = get_loop(asked["loop"]).configured({name: str(value) for name, value in options.items()})
     if asked["level"] is not None:
         parse_levels(asked["level"], loop)
 
@@ -293,8 +294,9 @@ def _show(planned: PlannedBisect) -> None:
 def _run(path: Path, json: bool) -> NoReturn:
     from seatrial.bisect import bisect_dir
     from seatrial.bisect.bisect_runner import run_bisect
-    from seatrial.cli.request import load_config, profile_named
+    from seatrial.cli.request import profile_named
     from seatrial.core.errors import UserError
+    from seatrial.trial.trial_request import load_config
 
     plan = bisect_dir.load_plan(path)
     profile = profile_named(load_config(None, None), plan.on) if plan.on else None

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from seatrial.cli import request
+from seatrial.trial.trial_request import load_config
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="The configuration in force.")
 
@@ -25,7 +26,7 @@ def show(
     """Print every setting, its value, where it came from, and what it means."""
     import json as encoder
 
-    rows = list(request.load_config(config, settings).rows())
+    rows = list(load_config(config, settings).rows())
     if json:
         typer.echo(encoder.dumps({key: {"value": value, "origin": origin} for key, value, origin, _ in rows}, indent=2))
         return

@@ -1,11 +1,9 @@
-"""`seatrial doctor`: the preflight alone, for one loop or for all of them.
-
-- Everything is checked and shown at once: an error of one check, or of one loop, is a finding among the others.
-- Exit codes: 0 ready, 99 something blocks, 2 wrong usage.
-"""
+"""`seatrial doctor`: the preflight alone, for one loop or for all of them."""
 
 from __future__ import annotations
 
+import dataclasses
+import json as encoder
 import os
 import shlex
 import shutil
@@ -19,20 +17,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seatrial.cli import request
-from seatrial.core.records import replace
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.loop import Context, as_finding, gather, read_options
+from seatrial.core.records import Finding, replace
 from seatrial.core.text import as_rows
+from seatrial.core.verdict import ExitCode
+from seatrial.loops import get_loop
+from seatrial.trial.trial_request import TrialRequest, ask, named_path
 
 if TYPE_CHECKING:
     from seatrial.core.config import Loaded
     from seatrial.core.loop import Context
-    from seatrial.core.records import Finding
 
-EVERY: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("trl", {}),
-    ("verl", {"device": "cpu"}),
-    ("verl", {"device": "gpu"}),
-    ("nemo-rl", {}),
-)
+EVERY: tuple[tuple[str, Mapping[str, str]], ...] = (("trl", {}), ("verl", {"device": "cpu"}), ("verl", {"device": "gpu"}), ("nemo-rl", {}))
 """What is gone through when no loop is named."""
 CHECKOUTS = ("verl", "nemo_rl")
 """Options that name the checkout which a loop drives."""
@@ -50,7 +47,6 @@ class OrderedGroup:
 
     @property
     def ready(self) -> bool:
-        """Nothing blocks."""
         return all(finding.ok for finding in self.findings)
 
 
@@ -63,6 +59,7 @@ def doctor(
     device: request.Device = None,
     verl: request.Verl = None,
     nemo_rl: request.NemoRl = None,
+    opt: request.Opt = None,
     auto: request.Auto = False,
     base: request.Base = None,
     python: request.Python = None,
@@ -74,13 +71,12 @@ def doctor(
 
     Takes what `seatrial run` takes. Without LOOP it goes through every loop. Exit codes: 0 ready, 99 something blocks, 2 usage.
     """
-    from seatrial.core.verdict import ExitCode
     from seatrial.trial.preflight import of_machine
 
-    options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
-    passed = tuple(context.obj or ())
+    flags = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
+    others = {"levels": level, "model": model, "changes": change, "base": base, "python": python}
+    loaded = request.loaded_with(opt, flags, settings, config, loop, arguments=context.obj or (), **others)
     groups = [OrderedGroup(MACHINE, of_machine(os.environ))]
-    loaded = request.load_config(config, settings, loop, level, model, change, base, python, passed, options)
     _require_usable(loaded, auto)
     if loop is not None:
         groups.append(OrderedGroup(" ".join([loop, *(["--device", device] if device else [])]), _findings(loaded, auto)))
@@ -94,13 +90,11 @@ def doctor(
 
 def _require_usable(loaded: Loaded, auto: bool) -> None:
     """A checkout that does not exist, and `--auto` without a change, are wrong usage."""
-    from seatrial.core.errors import UserError
-
     paths = loaded.config.change.paths
     if auto and not paths:
         raise UserError("--auto needs a change to read", "name the checkout under test with --change PATH")
     for word in paths:
-        path = request.named_path(word)[1]
+        path = named_path(word)[1]
         if not path.exists():
             raise UserError(f"{path}: no such directory", "name an existing checkout with --change PATH")
     for name in CHECKOUTS:
@@ -111,14 +105,10 @@ def _require_usable(loaded: Loaded, auto: bool) -> None:
 
 def _every(loaded: Loaded, auto: bool, device: str | None) -> list[OrderedGroup]:
     """Each loop with the options that it takes; what every one of them refuses is wrong usage."""
-    from seatrial.core.errors import UserError
-    from seatrial.core.loop import as_finding
-    from seatrial.loops import get_loop
-    from seatrial.loops.base_loop import require_known_options
-
     chosen = [(name, given) for name, given in EVERY if not device or given.get("device", device) == device]
-    known = {name: get_loop(name).options() for name, _ in chosen}
-    require_known_options("every loop", {key: text for options in known.values() for key, text in options.items()}, loaded.config.options)
+    known = {name: {option.name: option for option in get_loop(name).options} for name, _ in chosen}
+    wrong = set(loaded.config.options) - {name for options in known.values() for name in options}
+    read_options("every loop", [one for options in known.values() for one in options.values()], dict.fromkeys(wrong, ""))
     made, refused = list[OrderedGroup](), list[UserError]()
     for name, given in chosen:
         try:
@@ -134,8 +124,6 @@ def _every(loaded: Loaded, auto: bool, device: str | None) -> list[OrderedGroup]
 
 def _narrowed(loaded: Loaded, loop: str, options: Mapping[str, str], known: set[str]) -> Loaded:
     """The configuration for one of several loops, with the options that this one takes."""
-    import dataclasses
-
     config = loaded.config
     kept = {key: value for key, value in config.options.items() if key in known}
     run = replace(config.run, loop=loop)
@@ -144,18 +132,16 @@ def _narrowed(loaded: Loaded, loop: str, options: Mapping[str, str], known: set[
 
 def _findings(loaded: Loaded, auto: bool) -> tuple[Finding, ...]:
     """Everything about one loop; wrong usage is an error."""
-    from seatrial.core.errors import BlockedError, UserError
-    from seatrial.core.loop import as_finding, gather
-    from seatrial.core.records import Finding
     from seatrial.trial.preflight import of_loop
+    from seatrial.trial.staging import engine_interpreters
 
     made: list[Finding] = []
     try:
-        asked = request.ask(loaded, auto)
+        asked = ask(loaded, auto)
     except (UserError, BlockedError) as error:
         made.append(as_finding(error, "request"))
         try:  # a checkout that cannot be read must not hide the rest
-            asked = _with_options(request.ask(_without_checkouts(loaded), auto=False), loaded)
+            asked = _with_options(ask(_without_checkouts(loaded), auto=False), loaded)
         except (UserError, BlockedError):
             raise error from None
     for level in asked.plan.levels:
@@ -167,8 +153,9 @@ def _findings(loaded: Loaded, auto: bool) -> tuple[Finding, ...]:
             Finding(name="level", ok=True, message=f"the diff asks for level {numbers}" if numbers else "the diff asks for no level")
         )
     python, found = _environment(asked)
-    trial = _context(asked, python)
-    of_its_own = gather(lambda: of_loop(asked.loop, asked.plan, trial, os.environ))
+    trials = Path(asked.loaded.config.run.trials).absolute()
+    context = Context.of(asked.plan, trials, python or Path("no-interpreter"), engine_interpreters())
+    of_its_own = gather(lambda: of_loop(asked.loop, asked.plan, context, os.environ))
     return (*made, *(_once(finding, of_its_own) for finding in found), *of_its_own)
 
 
@@ -181,9 +168,6 @@ def _once(finding: Finding, others: Sequence[Finding]) -> Finding:
 
 
 def _without_checkouts(loaded: Loaded) -> Loaded:
-    import dataclasses
-
-    from seatrial.loops import get_loop
 
     config = loaded.config
     named = {name.replace("-", "_") for name in get_loop(config.run.loop).configured(config.options).checkouts()}
@@ -192,20 +176,14 @@ def _without_checkouts(loaded: Loaded) -> Loaded:
     return dataclasses.replace(loaded, config=replace(config, change=change, options=options))
 
 
-def _with_options(asked: request.TrialRequest, loaded: Loaded) -> request.TrialRequest:
+def _with_options(asked: TrialRequest, loaded: Loaded) -> TrialRequest:
     """What was asked with all options again: a checkout that git cannot read was named all the same."""
-    import dataclasses
-
-    from seatrial.loops import get_loop
-
     loop = get_loop(loaded.config.run.loop).configured(loaded.config.options)
     return dataclasses.replace(asked, loop=loop, plan=replace(asked.plan, options=loop.chosen))
 
 
-def _environment(asked: request.TrialRequest) -> tuple[Path | None, tuple[Finding, ...]]:
+def _environment(asked: TrialRequest) -> tuple[Path | None, tuple[Finding, ...]]:
     """The loop's interpreter, None where there is none, and what there is to say about it."""
-    from seatrial.core.errors import BlockedError, UserError
-    from seatrial.core.loop import as_finding, gather
     from seatrial.runtime.environments import Environments
     from seatrial.runtime.venvs import read_installed
     from seatrial.trial.staging import find_interpreter
@@ -228,22 +206,6 @@ def _environment(asked: request.TrialRequest) -> tuple[Path | None, tuple[Findin
     return found.python, checked or found.findings
 
 
-def _context(asked: request.TrialRequest, python: Path | None) -> Context:
-    from seatrial.core.loop import Context
-    from seatrial.trial.staging import engine_interpreters
-
-    return Context(
-        run_dir=Path(asked.loaded.config.run.trials).absolute(),
-        python=python or Path("no-interpreter"),
-        model=asked.plan.model,
-        levels=tuple(item.name for item in asked.plan.levels if not item.skip),
-        changes=asked.plan.changes,
-        arguments=asked.plan.arguments,
-        options=asked.plan.options,
-        environments=engine_interpreters(),
-    )
-
-
 def _next(groups: Sequence[OrderedGroup], loop: str | None) -> str:
     """The command to type now: the first fix that is one, or the trial."""
     words = [word for word in sys.argv[2:] if word != "--json"]
@@ -261,22 +223,23 @@ def _flag(option: str) -> str:
 
 def _taken(words: Sequence[str], title: str) -> Iterator[str]:
     """The words of a call for every loop that the one with this title takes, without what its title says already."""
-    from seatrial.loops import get_loop
-
     name, *said = title.split()
-    left = [_flag(option) for option in ("device", *CHECKOUTS) if option not in get_loop(name).options() or _flag(option) in said]
+    loop = get_loop(name)
+    left = [_flag(option) for option in ("device", *CHECKOUTS) if not loop.takes(option) or _flag(option) in said]
     rest = iter(words)
     for word in rest:
         if word == "--":
             yield from (word, *rest)
         elif word in left:
             next(rest, None)
+        elif word == "--opt":
+            given = next(rest, "")
+            yield from (word, given) if loop.takes(given.partition("=")[0]) else ()
         elif word.partition("=")[0] not in left:
             yield word
 
 
 def _print_json(groups: Sequence[OrderedGroup], following: str) -> None:
-    import json
 
     rows = [
         {"about": group.title, "severity": finding.severity, **finding.model_dump(mode="json")}
@@ -284,7 +247,7 @@ def _print_json(groups: Sequence[OrderedGroup], following: str) -> None:
         for finding in group.findings
     ]
     ready = {group.title: group.ready for group in groups}
-    typer.echo(json.dumps({"ready": all(ready.values()), "about": ready, "findings": rows, "next": following}, indent=2))
+    typer.echo(encoder.dumps({"ready": all(ready.values()), "about": ready, "findings": rows, "next": following}, indent=2))
 
 
 def _print_text(groups: Sequence[OrderedGroup], following: str) -> None:

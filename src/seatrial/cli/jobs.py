@@ -19,7 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from seatrial.cli.input_files import read_jobs
-from seatrial.cli.request import load_config, profile_named
+from seatrial.cli.request import profile_named
 from seatrial.core.errors import UserError
 from seatrial.core.files import write_text
 from seatrial.core.jobs import Batch, Profile, Submission, UnitState, UnitStatus
@@ -31,6 +31,7 @@ from seatrial.runtime.jobdir import BATCH, find, job_dir
 from seatrial.runtime.local_jobs import gpus_here, run_batch
 from seatrial.runtime.slurm import render_batch
 from seatrial.runtime.slurm_status import LIVE, Poller, Snapshot
+from seatrial.trial.trial_request import load_config
 
 _SPEAK_S = 30.0
 _SHOWN = 5

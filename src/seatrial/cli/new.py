@@ -114,55 +114,62 @@ Make it yours, in this order:
 
 1. `train.py`: start your training instead. Keep the import witness (a trial proves what it imported) and `metrics.jsonl`.
 2. `levels.toml`: what each level proves, its checks and its limits. `milestones.toml`: lines of your log, in order.
-3. `loop.py`: the processes of each level, what your metrics mean (`signals`), what makes a run worthless (`vacuous`).
+3. `loop.py`: the processes of each level, its options (`--opt NAME=VALUE`), what your metrics mean (`measures`).
 4. For every check that you add, a fault that it catches. `signatures.toml`: failures that you have understood.
 """,
     "src/@PACKAGE@/__init__.py": '''"""The loop @NAME@ for Seatrial."""
 ''',
-    "src/@PACKAGE@/loop.py": '''"""The host side of the loop @NAME@: its levels, its processes, and what its metrics mean.
+    "src/@PACKAGE@/loop.py": '''"""The host side of the loop @NAME@: its processes, and what its metrics mean.
 
-The contract, method by method, is seatrial.core.loop.Loop.
+The contract, part by part, is seatrial.core.loop.Loop. levels.toml, milestones.toml and signatures.toml beside this file are read.
 """
-
-from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-from seatrial.core.loop import Context, Phase, Vacuity
-from seatrial.core.records import CheckResult, Finding
+from seatrial.core.loop import Context, Loop, Measures, Option, Phase, Vacuity
 from seatrial.core.series import Metrics
-from seatrial.core.specs import Level, Milestone, Signals, Signature
+from seatrial.core.specs import Level, Signals
 from seatrial.instruments.facts import LoopFault
-from seatrial.loops.base_loop import PackagedLoop, read_tables
 
 HERE = Path(__file__).parent
 
 
-class @CLASS@(PackagedLoop):
-    """Each method says what its part of the contract is for; PackagedLoop holds the parts that are empty here."""
+def vacuous(metrics: Metrics) -> Vacuity | None:
+    """A run in which nothing could be learned shows nothing."""
+    spread = metrics.series.get("train/reward_std")
+    return Vacuity("vacuous: the reward never varied") if spread and max(spread.values) == 0 else None
+
+
+def unseen(metrics: Metrics) -> str | None:
+    """What a Pass claims and these metrics do not show."""
+    return None if "train/reward_std" in metrics.series else "no spread of rewards was logged"
+
+
+class @CLASS@(Loop):
+    """Only what it has: every other part of the contract has a default."""
 
     name = "@NAME@"
     title = "@TITLE@"
+    folder = HERE
     default_model = "four weights"
-    environment: str | None = None  # no environment that Seatrial builds: `interpreter`, or --python
+    options = (Option("rate", "learning rate of a step, in thousandths", "number", "100", most=1000),)  # seatrial run … --opt rate=50
+    measures = Measures(
+        signals=Signals(
+            loss=("train/loss",),
+            grad_norm=("train/grad_norm",),
+            rate=("train/learning_rate",),
+            reward=("train/reward",),
+            deviations=("train/reward_std",),
+        ),
+        vacuous=vacuous,
+        unseen=unseen,
+    )
 
     def interpreter(self) -> Path:
+        """Where it runs without --python: it has no environment that Seatrial builds."""
         return Path(sys.executable)
-
-    def environments(self) -> Mapping[str, Path]:
-        return {}
-
-    def levels(self) -> tuple[Level, ...]:
-        return read_tables(HERE / "levels.toml", "level", Level)
-
-    def milestones(self) -> tuple[Milestone, ...]:
-        return read_tables(HERE / "milestones.toml", "milestone", Milestone)
-
-    def signatures(self) -> tuple[Signature, ...]:
-        return read_tables(HERE / "signatures.toml", "signature", Signature)
 
     def faults(self) -> dict[str, LoopFault]:
         return {"@FAULT@": LoopFault("computes every update and never applies it", (0,))}
@@ -170,58 +177,15 @@ class @CLASS@(PackagedLoop):
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         """One process: train.py, which reports its imports and writes run/metrics.jsonl."""
         argv = [str(context.python), str(HERE / "train.py"), "--out", str(directory / "run"), "--steps", str(level.steps)]
+        argv += ["--rate", self.option("rate")]
         if context.options.get("fault"):
             argv += ["--fault", str(context.options["fault"])]
         under_test = os.pathsep.join(f"{package}={repo.import_root}" for repo in context.changes for package in repo.packages)
         env = {"SEATRIAL_IMPORTS": str(directory), "SEATRIAL_UNDER_TEST": under_test, "SEATRIAL_WATCH": "random"}
         return (Phase(name="run", argv=(*argv, *context.arguments), env=env, steps=level.steps),)
 
-    def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
-        file = directory / "run" / "metrics.jsonl"
-        return {"": (file,)} if file.exists() else {}
-
-    def steps_reached(self, metrics: Metrics) -> int | None:
-        return metrics.last_step()
-
-    def signals(self) -> Signals:
-        """Which metric means what: the checks that every training run gets."""
-        return Signals(
-            loss=("train/loss",),
-            grad_norm=("train/grad_norm",),
-            rate=("train/learning_rate",),
-            reward=("train/reward",),
-            deviations=("train/reward_std",),
-        )
-
-    def vacuous(self, metrics: Metrics) -> Vacuity | None:
-        """A run in which nothing could be learned shows nothing."""
-        spread = metrics.series.get("train/reward_std")
-        return Vacuity("vacuous: the reward never varied") if spread and max(spread.values) == 0 else None
-
-    def unseen(self, metrics: Metrics) -> str | None:
-        return None if "train/reward_std" in metrics.series else "no spread of rewards was logged"
-
-    def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-        """Checks over files that are no metrics: none. The level's own checks are in levels.toml."""
-        return ()
-
-    def findings(self, context: Context) -> tuple[Finding, ...]:
-        """Preflight: what this loop needs of the machine."""
-        return ()
-
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         return ("a policy of four weights: no model was trained",)
-
-    def read_console(self, log: Path) -> Metrics:
-        """Metrics that are printed only: none."""
-        return Metrics()
-
-    def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
-        return None
-
-    def instruments(self) -> tuple[Path, ...]:
-        """train.py runs from where it is installed; nothing of it is copied into the run directory."""
-        return ()
 
 
 LOOP = @CLASS@()
@@ -284,13 +248,15 @@ from pathlib import Path
 
 from seatrial.instruments.witness import watch_this_process
 
-GOOD, GROUP, RATE = 2, 64, 0.1
+GOOD, GROUP = 2, 64
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--rate", type=int, required=True, help="in thousandths")
 parser.add_argument("--fault", choices=["@FAULT@"])
 asked = parser.parse_args()
+rate = asked.rate / 1000
 print("@NAME@: start", flush=True)
 watch_this_process(os.environ, "driver", __file__)
 asked.out.mkdir(parents=True, exist_ok=True)
@@ -307,8 +273,8 @@ for step in range(1, asked.steps + 1):
     slope = [-sum(gain * ((action == one) - policy[one]) for gain, action in zip(advantages, actions)) / GROUP for one in range(4)]
     before = list(weights)
     if asked.fault != "@FAULT@":
-        weights = [weight - RATE * part for weight, part in zip(weights, slope)]
-    row = {"step": step, "train/loss": loss, "train/grad_norm": math.hypot(*slope), "train/learning_rate": RATE}
+        weights = [weight - rate * part for weight, part in zip(weights, slope)]
+    row = {"step": step, "train/loss": loss, "train/grad_norm": math.hypot(*slope), "train/learning_rate": rate}
     row |= {"train/reward": mean, "train/reward_std": spread, "train/weight_change": math.dist(before, weights)}
     with (asked.out / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\\n")

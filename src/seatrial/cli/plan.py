@@ -16,8 +16,8 @@ from seatrial import api
 from seatrial.cli import request
 
 if TYPE_CHECKING:
-    from seatrial.cli.request import TrialRequest
     from seatrial.evidence.redact import Redactor
+    from seatrial.trial.trial_request import TrialRequest
 
 SHOWN = 120
 """Letters of a changed line that are shown."""
@@ -33,6 +33,7 @@ def plan(
     device: request.Device = None,
     verl: request.Verl = None,
     nemo_rl: request.NemoRl = None,
+    opt: request.Opt = None,
     auto: request.Auto = False,
     base: request.Base = None,
     settings: request.Set = None,
@@ -50,9 +51,9 @@ def plan(
 
     if explain and not auto:
         raise UserError("--explain shows what a diff asks for, and no diff is read", "add --auto")
-    passed = context.obj or ()
-    options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
-    loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=passed, options=options)
+    flags = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
+    others = {"levels": level, "model": model, "changes": change, "base": base}
+    loaded = request.loaded_with(opt, flags, settings, config, loop, arguments=context.obj or (), **others)
     asked = api.plan(configuration=loaded, auto=auto)
     redactor = staging.redactor(asked.plan.arguments)
     causes = explained(asked, redactor) if explain else []
@@ -69,7 +70,6 @@ def plan(
 
 
 def describe(asked: TrialRequest) -> str:
-    """The plan as text."""
     from seatrial.trial.plan import totals
 
     plan = asked.plan
@@ -124,13 +124,11 @@ def describe_commands(asked: TrialRequest) -> str:
     """The processes of every level, as its command.sh will have them; $OUT is the level's directory."""
     from seatrial.core.loop import Context
     from seatrial.trial import run_dir
-    from seatrial.trial.staging import engine_interpreters, phase_lines
+    from seatrial.trial.staging import engine_interpreters, loop_path, phase_lines
 
     plan, loop = asked.plan, asked.loop
-    names = tuple(level.name for level in plan.levels if not level.skip)
     out = Path(asked.loaded.config.run.trials, "RUN").absolute()
-    engines = engine_interpreters()
-    context = Context(out, _python(asked), plan.model, names, plan.changes, plan.arguments, plan.options, engines)
+    context = Context.of(plan, out, _python(asked), engine_interpreters())
     lines = []
     for side in loop.side_tests(context):
         words = shlex.join([*side.argv, *side.files])
@@ -139,17 +137,15 @@ def describe_commands(asked: TrialRequest) -> str:
             side.skip or side.blocked or f"(cd {shlex.quote(str(side.cwd))} && {words})",
             *(f"# {note}" for note in side.notes),
         ]
-    path = os.pathsep.join((*context.import_path(), *loop.import_path(context), str(out / "instruments")))
+    path = os.pathsep.join(loop_path(loop, context))
     lines.append(f"\nexport PYTHONPATH={shlex.quote(path)}")
     planned = {level.number: run_dir.level_directory(out, level) for level in plan.levels if not level.skip}
     for level in (level for level in loop.levels() if level.number in planned):
         directory = planned[level.number]
         lines.append(f"\n# level {level.number}: {level.title}")
         for phase in loop.phases(level, context, directory):
-            lines += [
-                f"# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""),
-                *phase_lines(phase, directory, str(out / "instruments")),
-            ]
+            lines.append(f"# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""))
+            lines += phase_lines(phase, directory, str(out / "instruments"))
         lines += [f"# {line}" for line in loop.shown(level, context, directory)]
     return "\n".join(lines)
 

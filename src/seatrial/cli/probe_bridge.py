@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from seatrial.cli import request
-
 if TYPE_CHECKING:
     from seatrial.core.records import RepoState
     from seatrial.probes.bridge_run import BridgeSetup
@@ -169,8 +167,9 @@ def _rungs(rungs: str | None, fault: str) -> tuple[str, ...]:
 def _changes(words: list[str], base: str | None) -> tuple[RepoState, ...]:
     """The checkouts under test, with what each differs in from its base."""
     from seatrial.core.errors import UserError
+    from seatrial.trial.trial_request import checkouts
 
-    states, _ = request.checkouts(words, base)
+    states, _ = checkouts(words, base)
     wanted = ("megatron.bridge", "megatron.core", "transformers")
     for state in states:
         if not set(wanted) & set(state.packages):

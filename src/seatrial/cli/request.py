@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from seatrial.trial.trial_request import TrialRequest, ask, checkouts, load_config, named_path
+from seatrial.trial.trial_request import load_config
 
 if TYPE_CHECKING:
     from seatrial.core.config import Loaded
     from seatrial.core.jobs import Profile
-
-__all__ = ["TrialRequest", "ask", "checkouts", "load_config", "named_path", "profile_named"]
 
 LoopName = Annotated[str | None, typer.Argument(metavar="LOOP", help="The loop to drive; trl unless seatrial.toml says otherwise.")]
 Levels = Annotated[
@@ -25,6 +24,9 @@ Model = Annotated[
 Device = Annotated[str | None, typer.Option("--device", help="verl: gpu drives its own wrapper, cpu trains a tiny model here.")]
 Verl = Annotated[Path | None, typer.Option("--verl", metavar="PATH", help="verl: the checkout whose wrapper is driven.")]
 NemoRl = Annotated[Path | None, typer.Option("--nemo-rl", metavar="PATH", help="nemo-rl: the checkout whose functionals are driven.")]
+Opt = Annotated[
+    list[str] | None, typer.Option("--opt", metavar="NAME=VALUE", help="An option of the loop; repeat for several. `list` names them.")
+]
 Change = Annotated[
     list[str] | None, typer.Option("--change", "-c", metavar="[NAME=]PATH", help="A checkout under test; repeat for several.")
 ]
@@ -49,6 +51,34 @@ On = Annotated[
     str | None, typer.Option("--on", metavar="slurm:PROFILE", help="Run it as a Slurm job; [slurm.PROFILE] in seatrial.toml says how.")
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="With --on: do not follow the job; `seatrial attach` does that later.")]
+
+
+def loaded_with(
+    opt: Sequence[str] | None, flags: Mapping[str, object], settings: list[str] | None, config: Path | None, loop: str | None, **others: Any
+) -> Loaded:
+    """The configuration with flags on top. `flags` are those that are short for an option of a loop; `--opt list` ends here."""
+    if opt and "list" in opt:
+        from seatrial.loops import get_loop
+
+        known = get_loop(load_config(config, settings, loop).config.run.loop)
+        typer.echo("\n".join(option.describe() for option in known.options) or f"{known.title} takes no options")
+        raise typer.Exit
+    return load_config(config, settings, loop, options=given_options(opt, flags), **others)
+
+
+def given_options(opt: Sequence[str] | None, flags: Mapping[str, object]) -> dict[str, object]:
+    """The options of a loop that were given, by `--opt` and by the flags that are short for one."""
+    from seatrial.core.errors import UserError
+
+    options = {name: value for name, value in flags.items() if value is not None}
+    for word in opt or ():
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise UserError(f"--opt {word!r} is not of the form NAME=VALUE", "write --opt NAME=VALUE; --opt list names the options")
+        if name in options:
+            raise UserError(f"the option {name} is given twice", f"leave out --opt {word}")
+        options[name] = value
+    return options
 
 
 def profile_named(loaded: Loaded, text: str) -> tuple[str, Profile]:

@@ -571,9 +571,10 @@ def demo(
 
 
 def _target(on: str, config: Path | None, detach: bool) -> RunTarget:
-    from seatrial.cli.request import load_config, profile_named
+    from seatrial.cli.request import profile_named
     from seatrial.rollouts.campaign_rounds import LOCAL
     from seatrial.rollouts.campaign_runner import RunTarget
+    from seatrial.trial.trial_request import load_config
 
     if on == LOCAL:
         if detach:

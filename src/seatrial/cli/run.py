@@ -12,6 +12,9 @@ import typer
 
 from seatrial import api
 from seatrial.cli import request
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_model, read_text
+from seatrial.core.verdict import ExitCode, exit_code
 
 if TYPE_CHECKING:
     from seatrial.core.jobs import Profile
@@ -31,6 +34,7 @@ def run(
     device: request.Device = None,
     verl: request.Verl = None,
     nemo_rl: request.NemoRl = None,
+    opt: request.Opt = None,
     auto: request.Auto = False,
     base: request.Base = None,
     no_base: request.NoBase = False,
@@ -54,11 +58,11 @@ def run(
     Loop arguments stand after `--` and are passed on verbatim:
     seatrial run trl --level 0 -- --learning_rate 1e-4
     """
-    from seatrial.core.errors import UserError
     from seatrial.trial.trial_request import require_fault, run_request, runner_request
 
-    options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
-    loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or (), options, no_base)
+    flags = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
+    others = {"levels": level, "model": model, "changes": change, "base": base, "python": python, "no_base": no_base}
+    loaded = request.loaded_with(opt, flags, settings, config, loop, arguments=context.obj or (), **others)
     asked = api.plan(configuration=loaded, auto=auto)
     if fault == "list":
         _list_faults(asked.loop)
@@ -79,7 +83,6 @@ def run(
 
 
 def listener(json: bool) -> Listener:
-    """How the trial is shown."""
     from seatrial.cli import display
 
     return display.JsonLines() if json else display.Text()
@@ -91,11 +94,8 @@ def close(trial: Trial, directory: Path, json: bool, cut: str = "", in_job: bool
     `cut` says why a trial on a cluster has no verdict of its own. Inside its job only the place of the report is said:
     whoever attaches prints the rest.
     """
-    import shlex
 
-    from seatrial.core.files import read_model, read_text
     from seatrial.core.records import Report
-    from seatrial.core.verdict import ExitCode, exit_code
     from seatrial.report.ci import publish
 
     report = read_model(directory / "report.json", Report)
@@ -123,7 +123,6 @@ def _keep(directory: Path) -> None:
 
 
 def _list_faults(loop: Loop) -> NoReturn:
-    """Print the faults that a loop can inject."""
     from seatrial.trial.trial_request import faults_of
 
     rows = ((name, ",".join(map(str, found.levels)), found.stage or "-", found.text) for name, found in faults_of(loop).items())
@@ -144,16 +143,15 @@ def resume(
     Levels that passed or failed are kept. It refuses when the loop's environment or the change is not what it was,
     and while a Slurm job of the trial waits or runs. A level whose files were altered since it ended is no Pass.
     """
-    import os
 
-    from seatrial.core.errors import UserError
     from seatrial.trial import baseline, runner, slurm_job
+    from seatrial.trial.trial_request import load_config
 
     path = run.absolute()
     if on is None and (detach or settings or config):
         raise UserError("--detach, --set and --config are for trials on a cluster", "add --on slurm:PROFILE")
     if on is not None:
-        again(path, *request.profile_named(request.load_config(config, settings), on), detach=detach, json=json)
+        again(path, *request.profile_named(load_config(config, settings), on), detach=detach, json=json)
     slurm_job.refuse_while_active(path, os.environ)
     tell = listener(json)
     trial = runner.resume(path, tell)
@@ -199,9 +197,6 @@ def begin(wanted: Request, name: str, profile: Profile, *, detach: bool, dry_run
 
 def again(path: Path, name: str, profile: Profile, *, detach: bool, json: bool) -> NoReturn:
     """Submit a trial that is stored, and not finished, once more."""
-    import os
-
-    from seatrial.core.errors import UserError
     from seatrial.trial import run_dir, runner, slurm_job, staging, verify
 
     recorded = run_dir.read(path)
@@ -230,7 +225,6 @@ def _submit(path: Path, trial: Trial, name: str, profile: Profile, detach: bool,
 
 def _dry_run(plan: Plan, path: Path, profile: Profile, script: str) -> NoReturn:
     """Print the script as it would be submitted, and what Slurm says of it."""
-    from seatrial.core.verdict import ExitCode
     from seatrial.trial import slurm_job
 
     typer.echo(script, nl=False)
@@ -241,7 +235,6 @@ def _dry_run(plan: Plan, path: Path, profile: Profile, script: str) -> NoReturn:
 
 def follow(path: Path, json: bool) -> NoReturn:
     """Show the job until it has ended, then close with the verdict of the run directory."""
-    from seatrial.core.verdict import ExitCode
     from seatrial.trial import slurm_job
     from seatrial.trial.slurm_job import Following
 
@@ -289,11 +282,7 @@ def isolate(
     Each rerun is a trial of its own below RUN/isolate/; finished ones are not run again. The verdict of RUN stays what it
     is. Exit code: 0 when every rerun was judged and the matrix is complete, 99 when one was Blocked, 130 when interrupted.
     """
-    import os
 
-    from seatrial.core.errors import UserError
-    from seatrial.core.files import read_text
-    from seatrial.core.verdict import ExitCode
     from seatrial.trial import analyses as trial
     from seatrial.trial import slurm_job
 

@@ -262,7 +262,7 @@ def _measure(planned: PlannedScript, ran: ScriptRun) -> tuple[Findings, int | No
     wrote = False
     several = len(planned.asserted) > 1
     # What the loop printed of its one run; a script that ran several printed them all.
-    printed = get_loop(planned.known.loop).read_console(ran.log) if planned.known and ran.log.is_file() and not several else None
+    printed = get_loop(planned.known.loop).measures.read_console(ran.log) if planned.known and ran.log.is_file() and not several else None
     if printed is not None and (printed.restarts or not printed.series or not planned.asserted):
         printed = None
     for number, one in enumerate(planned.asserted, 1):
@@ -306,7 +306,7 @@ def _of_file(
     if one.steps:
         step, reached = _last_step(one.steps, planned.step_tags, metrics)
         checks.append(step)
-    found = examine(metrics, printed, get_loop(planned.known.loop).signals() if planned.known else COMMON)
+    found = examine(metrics, printed, get_loop(planned.known.loop).measures.signals if planned.known else COMMON)
     # A bound of the script's own is the one that counts.
     asserted = " ".join(one.checks).replace("'", '"')
     own = [check for check in found.doubts if not (check.subject == "bound" and f'["{check.tag}"]' in asserted)]

@@ -34,7 +34,6 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def built_in() -> tuple[str, ...]:
-    """The loops that come with Seatrial."""
     return tuple(sorted(path.parent.name.replace("_", "-") for path in HERE.glob("*/loop.py")))
 
 
@@ -75,7 +74,6 @@ def environments() -> dict[str, Path]:
 
 
 def loop_of(plan: Plan) -> Loop:
-    """The loop of a plan, with the plan's options in force."""
     return get_loop(plan.loop).configured(plan.options)
 
 
@@ -95,15 +93,15 @@ def get_loop(name: str) -> Loop:
 
 
 def _installed(extension: Extension) -> Loop:
-    """The loop of an entry point, which has every part of the contract."""
+    """The loop of an entry point."""
     from seatrial.core.loop import Loop
 
     found: Any = extension.load()
-    parts = sorted({*Loop.__annotations__, *(part for part in vars(Loop) if not part.startswith("_"))})
-    missing = [part for part in parts if not hasattr(found, part)]
+    if not isinstance(found, Loop):
+        raise extension.error("is no loop: it is no seatrial.core.loop.Loop, which has a default for every part but a few")
+    missing = [part for part in ("name", "title", "default_model", "folder") if not hasattr(found, part)]
     if missing:
-        raise extension.error(f"is no loop: it has no {', '.join(missing)} (seatrial.loops.base_loop.PackagedLoop has defaults)")
+        raise extension.error(f"is no loop: it has no {', '.join(missing)}")
     if found.name != extension.name:
         raise extension.error(f"names a loop that calls itself {found.name!r}")
-    loop: Loop = found
-    return loop
+    return found

@@ -1,8 +1,4 @@
-"""Tests of Megatron-Bridge before the levels: its own unit tests for a diff, and the conformance gate (conformance.toml).
-
-- Upstream moves its tests: a missing file is reported with what runs instead.
-- A rung of the gate that fails, and passed before the change, ends the trial.
-"""
+"""Tests of Megatron-Bridge before the levels: its own unit tests for a diff, and the conformance gate (conformance.toml)."""
 
 from __future__ import annotations
 
@@ -12,11 +8,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from seatrial.core.loop import Context, SideTests
+from seatrial.core.loop import Context, SideTests, read_tables
 from seatrial.core.records import RepoState
 from seatrial.core.specs import Conformance
 from seatrial.loops import MEGATRON_CPU
-from seatrial.loops.base_loop import read_tables
 
 GENERAL = (
     "tests/unit_tests/models/test_model_provider_mixin.py",
@@ -29,7 +24,7 @@ MOVED: Mapping[str, tuple[str, ...]] = {
         "tests/unit_tests/peft/test_utils.py",
         "tests/unit_tests/training/utils/test_config_utils.py",
         "tests/unit_tests/training/utils/test_train_utils.py",
-    ),
+    )
 }
 """Where tests went that a guide still names."""
 SOURCE = "src/megatron/bridge/"
@@ -116,10 +111,7 @@ def conformance_rows() -> tuple[Conformance, ...]:
 
 
 def conformance(context: Context) -> tuple[SideTests, ...]:
-    """The probe of the checkouts under test; nothing where there is none, where it is switched off, or nothing asks for it.
-
-    Families that are not to climb the same rungs have a probe each.
-    """
+    """The probes of the checkouts under test, one for the families that climb the same rungs; none where nothing asks for it."""
     tested = [(name, repo) for repo in context.changes if (name := _name(repo)) and not repo.companion]
     if not tested or context.options.get("tests") == "off":
         return ()

@@ -1,26 +1,20 @@
-"""Test scripts of a loop: what it knows of them without running them.
-
-- A loop that has nightly scripts has a `nightly.py` with `describe(script, text)`, which gives None for what is not one of its scripts.
-- A loop that has functional scripts has a `functional.py` with `describe_functional(script, arguments)`, which does the same for a file of
-  a checkout; its nightly scripts are among them.
-"""
+"""Test scripts of a loop, without running them: by `describe_nightly` and `describe_functional` of its `nightly.py`, if it has one."""
 
 from __future__ import annotations
 
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seatrial.loops import HERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nightly(ABC):
-    """What one script asks for."""
-
     script: str
     """Its path in the tree."""
     nodes: int
@@ -37,15 +31,6 @@ class Nightly(ABC):
     @abstractmethod
     def incomplete(self, tree: Path, log: Path) -> str | None:
         """Why an exit code of 0 does not count, or None when the test really ran to its end."""
-
-
-def describe_nightly(script: str, text: str) -> Nightly | None:
-    """The script at this path with this text, by the first loop that knows it. One that is damaged is a UserError."""
-    for place in sorted(HERE.glob("*/nightly.py")):
-        found: Nightly | None = importlib.import_module(f"seatrial.loops.{place.parent.name}.nightly").describe_nightly(script, text)
-        if found is not None:
-            return found
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +72,16 @@ class Functional:
     """A line of the log that shows that the script looked at its metrics itself."""
 
 
+def describe_nightly(script: str, text: str) -> Nightly | None:
+    """The script at this path with this text, by the first loop that knows it. One that is damaged is a UserError."""
+    return next((found for module in _readers() if (found := module.describe_nightly(script, text)) is not None), None)
+
+
 def describe_functional(script: Path, arguments: tuple[str, ...]) -> Functional | None:
     """The script of a checkout, called with these arguments, by the first loop that knows it."""
+    return next((found for module in _readers() if (found := module.describe_functional(script, arguments)) is not None), None)
+
+
+def _readers() -> Iterator[Any]:
     for place in sorted(HERE.glob("*/nightly.py")):
-        module = importlib.import_module(f"seatrial.loops.{place.parent.name}.nightly")
-        found: Functional | None = module.describe_functional(script, arguments)
-        if found is not None:
-            return found
-    return None
+        yield importlib.import_module(f"seatrial.loops.{place.parent.name}.nightly")

@@ -30,7 +30,7 @@ from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, Tell, re
 from seatrial.runtime.interrupt import check_stop
 from seatrial.trial.base_worktrees import same_files, shown, unchanged
 from seatrial.trial.pre_tests import fresh, uncompared
-from seatrial.trial.staging import stage_packages
+from seatrial.trial.staging import stage
 
 __all__ = [
     "FAMILIES",
@@ -143,7 +143,7 @@ def _gigabytes(place: Path) -> float:
 def probe_bridge(setup: BridgeSetup, tell: Tell) -> JudgedBridgeProbe:
     """Run the ladder to its end and judge its facts. Raises `Interrupted` when Seatrial is asked to stop."""
     redactor = Redactor(os.environ)
-    instruments = stage_packages((), setup.out)
+    instruments = stage(setup.out)
     driver = Driver(out=setup.out, instruments=instruments, redactor=redactor, import_path=import_path(setup.changes))
     write_json(setup.out / PLAN, plan_of(setup))
     tell(f"starting the ladder: {len(setup.asked.models)} models, {len(setup.asked.rungs)} rungs: {setup.out / LOG}")

@@ -47,7 +47,7 @@ from seatrial.runtime.process import run as run_process
 from seatrial.trial.base_worktrees import unchanged
 from seatrial.trial.pre_tests import CUT, JUNIT, LOG, WHOLE, JUnitCase, cleaned_cases, judge_side, said_in
 from seatrial.trial.preflight import child_environment
-from seatrial.trial.staging import stage_packages
+from seatrial.trial.staging import stage
 
 MEGATRON = "3rdparty/Megatron-LM"
 _PATH = re.compile(r"(?<![\w./$}>*~-])(?:\./)?((?:tests|examples|scripts|src)/[^\s`'\"()|,;:]+)")
@@ -472,7 +472,7 @@ def own_tests(python: Path, repo: RepoState, out: Path, deadline_s: float, base:
     if not selection.files:
         reason = f"{repo.path}: none of the focused tests exists"
         return OwnTests(verdict=Verdict.SKIPPED, reason=reason, notes=selection.notes, dead=selection.dead)
-    place = BaseRun(python=python, instruments=stage_packages((), out), out=out, deadline_s=deadline_s / 2, tell=tell)
+    place = BaseRun(python=python, instruments=stage(out), out=out, deadline_s=deadline_s / 2, tell=tell)
     commit, before, note = _before(place, repo, selection.files, base)
     selection = replace(selection, notes=(*selection.notes, *([note] if note else [])))
     tell(f"running {len(selection.files)} test files of the Bridge: {out / LOG}")

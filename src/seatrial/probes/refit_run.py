@@ -37,7 +37,7 @@ from seatrial.report.build import schema_text
 from seatrial.report.markdown import prose
 from seatrial.runtime.interrupt import check_stop
 from seatrial.trial.level import SERVER_LOG
-from seatrial.trial.staging import stage_packages
+from seatrial.trial.staging import stage
 
 DRIVERS = {"vllm": "seatrial.instruments.engines.vllm_loop", "transformers": "seatrial.instruments.engines.transformers_loop"}
 MAKER = "seatrial.instruments.engines.tiny_models"
@@ -79,7 +79,7 @@ def require_model(model: str) -> None:
 def probe_refit(setup: RefitSetup, tell: Tell) -> JudgedRefitProbe:
     """Run the driver to its end and judge its facts. Raises `Interrupted` when Seatrial is asked to stop."""
     redactor = Redactor(os.environ)
-    driver = Driver(out=setup.out, instruments=stage_packages((), setup.out), redactor=redactor)
+    driver = Driver(out=setup.out, instruments=stage(setup.out), redactor=redactor)
     model = _model(setup, driver, tell)
     wanted = setup.wanted
     argv = [str(setup.python), "-m", DRIVERS[wanted.engine], "--model", str(model), "--out", str(setup.out), "--steps", str(wanted.steps)]

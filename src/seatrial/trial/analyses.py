@@ -2,7 +2,6 @@
 
 - `isolate`: one setting changed per rerun, each a trial of its own. The first rerun changes nothing: a failure that does not repeat
   makes the others say nothing. What counts is whether the original failure is gone, not whether the rerun passes.
-- `localize`: finds the level with token logs and writes RUN/localize/. The trial itself does not change.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ from seatrial.triage.token_mismatch import localize
 from seatrial.trial import run_dir, runner
 from seatrial.trial.conclude import FINAL
 from seatrial.trial.level import read_level_metrics
-from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment
 from seatrial.trial.progress import Listener
-from seatrial.trial.staging import command_script, engine_interpreters
+from seatrial.trial.staging import engine_interpreters, level_script
 
 VARYING = re.compile(r"(/[^\s/'\"]+)+/|0x[0-9a-f]+|\b\d{4,}\b")
 """Directories, addresses, process numbers and ports: two runs never share them."""
@@ -42,7 +40,6 @@ PARITY = "run Bridge logits/import/export parity next"
 
 
 def first_missed(result: LevelResult) -> Measured | None:
-    """The check that the level missed first."""
     missed = next((check for check in result.checks if not check.passed), None)
     return Measured(name=missed.name, value=missed.value, threshold=missed.threshold) if missed else None
 
@@ -73,7 +70,6 @@ def _other_environment(original: Trial, trial: Trial) -> bool:
 
 
 def _failure(failed: LevelResult, result: LevelResult) -> tuple[Failure, str]:
-    """What became of the failure, and a note where it needs one."""
     if result.verdict not in FINAL:
         return "no evidence", ""
     if result.verdict is Verdict.PASS:
@@ -151,7 +147,6 @@ def conclude(reruns: Sequence[Rerun], crashed: bool) -> tuple[tuple[str, ...], t
 
 
 def _suspect(item: Rerun) -> str:
-    """One rerun without the failure."""
     if item.verdict is Verdict.PASS:
         how = "reduced-optimization pass" if item.reduced else "passes"
     else:
@@ -165,8 +160,6 @@ ISOLATE_DIRECTORY, ISOLATE_JSON, ISOLATE_TEXT = "isolate", "isolate.json", "isol
 
 @dataclass(frozen=True, slots=True)
 class IsolationCase:
-    """A failed level and the reruns that separate its suspects."""
-
     run: Path
     trial: Trial
     result: LevelResult
@@ -175,7 +168,6 @@ class IsolationCase:
     """What was asked for when the trial was begun."""
 
     def place(self) -> Path:
-        """Where the matrix lives."""
         return self.run / ISOLATE_DIRECTORY / Path(self.result.directory).name
 
     def directory(self, isolation: Isolation) -> Path:
@@ -192,7 +184,6 @@ class IsolationCase:
         return replace_record(changed, levels=levels)
 
     def options(self, isolation: Isolation) -> dict[str, str]:
-        """Options of the trial's request, and what the rerun changes."""
         return {**self.request.options, OPTION: " ".join(isolation.arguments)}
 
 
@@ -246,15 +237,11 @@ def _script(case: IsolationCase, isolation: Isolation, python: Path) -> str:
     place, plan = case.directory(isolation), case.plan(isolation)
     loop = loop_of(plan)
     level = _level(loop, case.result.number)
-    options = {**plan.options, **case.options(isolation)}
-    context = Context(place, python, plan.model, (level.name,), plan.changes, plan.arguments, options, engine_interpreters())
+    context = Context.of(plan, place, python, engine_interpreters(), options=case.options(isolation))
     directory = run_dir.level_directory(place, plan.levels[0])
-    import_path = (*context.import_path(), *loop.import_path(context), str(place / "instruments"))
     changed = settings(isolation.arguments, isolation.options) or "nothing"
     title = f"{isolation.name}: level {level.number}, {level.title}; set on top: {changed}"
-    phases = loop.phases(level, context, directory)
-    script = command_script(title, phases, directory, child_environment({}, import_path, {}), (*IGNORED, *LAUNCHER))
-    return Redactor(os.environ).text(script)
+    return Redactor(os.environ).text(level_script(title, loop, level, context, directory))
 
 
 def isolate(case: IsolationCase, listener: Listener, only: Sequence[str] = ()) -> Matrix:
@@ -286,7 +273,6 @@ def _wanted(case: IsolationCase, only: Sequence[str]) -> list[Isolation]:
 
 
 def _refuse_other_change(case: IsolationCase) -> None:
-    """The reruns must be of what failed."""
     for repo in case.trial.plan.changes:
         what = differs(repo, case.run / "evidence", Redactor(os.environ))
         if what:
@@ -295,7 +281,6 @@ def _refuse_other_change(case: IsolationCase) -> None:
 
 
 def _finished(case: IsolationCase, isolation: Isolation) -> Trial | None:
-    """The stored rerun, if it has its verdict."""
     place = case.directory(isolation)
     if not (place / "trial.json").is_file():
         return None
@@ -309,7 +294,6 @@ def _finished(case: IsolationCase, isolation: Isolation) -> Trial | None:
 
 
 def _run(case: IsolationCase, isolation: Isolation, listener: Listener) -> Trial:
-    """One rerun, begun or resumed."""
     place = case.directory(isolation)
     if (place / "trial.json").is_file():
         return runner.resume(place, listener)
@@ -370,7 +354,7 @@ def localize_run(path: Path, number: int | None = None) -> Localization:
     candidates = _candidates(path, trial, number)
     for planned in candidates:
         directory = run_dir.level_directory(path, planned)
-        rows = loop.tokens(directory)
+        rows = loop.measures.tokens(directory)
         first = next(rows, None)
         if first is None:
             continue

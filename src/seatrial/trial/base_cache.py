@@ -42,23 +42,8 @@ WHOLE = 128 * 1024 * 1024
 """Bytes of a level beyond which it is not kept."""
 READ = (
     *("ACCELERATE", "ATEN", "CUBLAS", "CUDA", "DNNL", "GLOO", "HF_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL", "NCCL", "NRL_"),
-    *(
-        "NVTE",
-        "ONEDNN",
-        "OMP_",
-        "OPENBLAS",
-        "PYTHON",
-        "PYTORCH",
-        "RAY_",
-        "SGLANG",
-        "TOKENIZERS",
-        "TORCH",
-        "TRANSFORMERS",
-        "TRITON",
-        "TZ",
-        "VLLM",
-        "XLA",
-    ),
+    *("NVTE", "ONEDNN", "OMP_", "OPENBLAS", "PYTHON", "PYTORCH", "RAY_", "SGLANG", "TOKENIZERS", "TORCH", "TRANSFORMERS", "TRITON", "TZ"),
+    *("VLLM", "XLA"),
     *(f"{name.replace('-', '_').upper()}_" for name in loops.names()),
 )
 """How the names of variables begin that a loop's libraries read."""
@@ -189,7 +174,6 @@ def _own_code() -> str:
 
 
 def _cpu() -> list[str]:
-    """The processor: another one may round in another way."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -292,7 +276,6 @@ def _kept(source: Path) -> Iterator[Path]:
 
 
 def _prune(place: Path) -> None:
-    """Let the entries go that were not used for longest."""
     entries = [entry for entry in place.iterdir() if (entry / MARKER).is_file()]
     entries.sort(key=lambda entry: (entry / MARKER).stat().st_mtime, reverse=True)
     for entry in entries[KEPT:]:

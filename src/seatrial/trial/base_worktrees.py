@@ -3,7 +3,6 @@
 - The base of a repository is its merge base with the main branch, the merge base with `--base`, or HEAD where the work is uncommitted.
 - Worktrees live as long as they are needed. Nothing is fetched, no hook and no filter runs, and the checkouts under test are not
   touched.
-- Differences beside the change itself become limitations. They change no verdict.
 """
 
 from __future__ import annotations
@@ -128,7 +127,6 @@ def under_test(plan: Plan) -> tuple[RepoState, ...]:
 
 
 def other_settings(before: Trial, after: Trial) -> list[str]:
-    """What was asked for in another way."""
     old, new = before.plan, after.plan
     notes = [f"another model: {old.model}, here {new.model}"] if old.model != new.model else []
     differing = [name for name in sorted({*old.options, *new.options}) if old.options.get(name) != new.options.get(name)]
@@ -214,7 +212,6 @@ def base_of(plan: Plan, *, run: bool, here: bool, fault: bool) -> Baseline | Non
 
 
 def unbased(changes: Sequence[RepoState]) -> tuple[str, ...]:
-    """A note for each repository that stays as it is."""
     return tuple(f"{repo.name} is the same on both sides: its base is not known" for repo in changes if not repo.base)
 
 
@@ -243,5 +240,4 @@ def _unchanged(repo: RepoState) -> bool:
 
 
 def shown(states: Sequence[RepoState]) -> str:
-    """The commits of a base, in a few letters."""
     return ", ".join(f"{repo.name} {repo.commit[:12]}" for repo in states)

@@ -38,21 +38,10 @@ from seatrial.evidence.repos import differs
 from seatrial.loops import loop_of
 from seatrial.report.outcomes import altered_words, difference_words
 from seatrial.runtime.interrupt import Interrupted, Interruptible
+from seatrial.trial import base_worktrees as worktrees
 from seatrial.trial import run_dir, runner, verify
 from seatrial.trial.base_cache import Key, level_key, load
 from seatrial.trial.base_cache import store as keep
-from seatrial.trial.base_worktrees import (
-    ahead,
-    arguments_of_change,
-    discard,
-    lacks,
-    other_changes,
-    other_settings,
-    other_surroundings,
-    unbased,
-    unchanged,
-    under_test,
-)
 from seatrial.trial.compare import boundary_of, compare_levels, contrast
 from seatrial.trial.conclude import FINAL, conclude, store
 from seatrial.trial.progress import Compared, Ended, Event, Found, Judged, Listener, Running, SideJudged, SideRunning, Stage
@@ -73,7 +62,7 @@ def settle(trial: Trial, baseline: Baseline) -> tuple[tuple[LevelResult, ...], t
     """Levels and tests of a trial (see `own`) with their verdicts beside the base."""
     words = {one.deliverable: one for one in baseline.comparisons}
     bits = {one.level: one for one in baseline.bits}
-    changes = under_test(trial.plan)
+    changes = worktrees.under_test(trial.plan)
     levels = []
     for level in trial.levels:
         one = words.get(f"level {level.number} ({level.title})")
@@ -90,7 +79,6 @@ def _restored(result: Result) -> Result:
 
 
 def _overruled(result: Result, verdict: Verdict, reason: str, boundary: Boundary | None) -> Result:
-    """The result with another verdict; its own is kept."""
     before = result.own or OwnVerdict(verdict=result.verdict, reason=result.reason, boundary=result.boundary)
     return replace_record(result, verdict=verdict, reason=reason, boundary=boundary, own=before)
 
@@ -131,7 +119,6 @@ def _not_the_changes(level: LevelResult, baseline: Baseline, changes: Sequence[R
 
 
 def _touches(excerpt: Sequence[str], changes: Sequence[RepoState]) -> bool:
-    """Whether the decisive lines name a changed file."""
     files = [f'File "{root}/{file}"' for repo in changes for file in repo.changed for root in (repo.path, repo.synced) if root]
     return any(file in line for file in files for line in excerpt)
 
@@ -152,7 +139,6 @@ def _side(side: SideResult, found: Comparison | None, baseline: Baseline) -> Sid
 
 
 def _expected(level: LevelResult, word: str, found: BitComparison | None, baseline: Baseline) -> LevelResult:
-    """The level under `--expect identical`."""
     ran = level.own.verdict if level.own else level.verdict
     if baseline.expect != "identical" or ran not in (Verdict.PASS, Verdict.FAIL):
         return level
@@ -191,13 +177,13 @@ def requested(text: str, plan: Plan, here: bool = True) -> Baseline:
         if fault:
             message = f"--baseline {text}: a fault was injected into that trial ({fault}), so its failures excuse nothing"
             raise UserError(message, "name a trial without --fault")
-        if _same(under_test(recorded.plan), under_test(plan), directory / "evidence"):
+        if _same(worktrees.under_test(recorded.plan), worktrees.under_test(plan), directory / "evidence"):
             raise UserError(f"--baseline {text}: a trial of what is under test", "name a trial of the state before the change")
         return Baseline(source=str(directory))
     if not here:
         fix = "run the baseline as a trial of its own, then give its run directory"
         raise UserError(f"--baseline {text}: with --on only a recorded trial can be compared with", fix)
-    changes = under_test(plan)
+    changes = worktrees.under_test(plan)
     if not changes:
         raise UserError(f"--baseline {text}: a revision needs a change", "name the checkout under test with --change PATH")
     pinned = []
@@ -213,7 +199,6 @@ def requested(text: str, plan: Plan, here: bool = True) -> Baseline:
 
 
 def _fault(directory: Path) -> str:
-    """The fault that was injected into a recorded trial."""
     stored = directory / "evidence" / "request.json"
     options = read_table(stored).get("options") if stored.is_file() else None
     return str(options.get("fault") or "") if isinstance(options, dict) else ""
@@ -270,7 +255,6 @@ def _stored(out: Path, before: Trial, made: Trial) -> Trial:
 
 
 def _settle(alone: Trial, done: Baseline) -> Trial:
-    """The trial with the verdicts that the comparison leaves."""
     levels, sides = settle(alone, done)
     return conclude(replace_record(alone, baseline=done, sides=sides), levels, finished=True)
 
@@ -278,7 +262,7 @@ def _settle(alone: Trial, done: Baseline) -> Trial:
 def _finished(request: runner.Request, trial: Trial, wanted: Baseline, listener: Listener, stop: Interruptible) -> Baseline | None:
     """The comparison, or why there is none; None when it was interrupted."""
     try:
-        return _recorded(trial, wanted, request) if _is_recorded(wanted) else _run(request, trial, wanted, listener, stop)
+        return _recorded(trial, wanted, request) if Path(wanted.source).is_absolute() else _run(request, trial, wanted, listener, stop)
     except (BlockedError, UserError) as error:
         if stop.signal is not None:  # a terminal interrupts git, too
             return None
@@ -300,16 +284,12 @@ def _settled(wanted: Baseline, trial: Trial, out: Path) -> bool:
     return bool(wanted.comparisons) and judged and now == [(one.deliverable, one.after) for one in wanted.comparisons]
 
 
-def _is_recorded(baseline: Baseline) -> bool:
-    return Path(baseline.source).is_absolute()
-
-
 def _recorded(trial: Trial, wanted: Baseline, request: runner.Request) -> Baseline:
     """The comparison with a trial that is only read. Under other conditions nothing is new, and nothing is excused."""
     place = Path(wanted.source)
     before = verify.verified(place, run_dir.load(place))
-    unequal = [*other_settings(before, trial), *other_surroundings(before, trial)]
-    notes = [*unequal, *other_changes(under_test(before.plan), under_test(trial.plan))]
+    unequal = [*worktrees.other_settings(before, trial), *worktrees.other_surroundings(before, trial)]
+    notes = [*unequal, *worktrees.other_changes(worktrees.under_test(before.plan), worktrees.under_test(trial.plan))]
     if before.status != "done":
         notes.append(f"the recorded trial is not finished (status: {before.status})")
     if before.alterations:
@@ -337,12 +317,12 @@ def _compared(wanted: Baseline, before: Trial, place: Path, trial: Trial, reques
     old = own(before)
     comparisons = contrast(old, place, trial, request.out)
     bits = _bits(old, place, trial, request.out)
-    return replace_record(wanted, comparisons=comparisons, bits=bits, changes=under_test(before.plan))
+    return replace_record(wanted, comparisons=comparisons, bits=bits, changes=worktrees.under_test(before.plan))
 
 
 def _bits(before: Trial, place: Path, trial: Trial, out: Path) -> tuple[BitComparison, ...]:
     """Every level that came to a verdict on both sides, bit by bit."""
-    is_clock = loop_of(trial.plan).is_clock
+    is_clock = loop_of(trial.plan).measures.is_clock
     old = {(level.number, level.name): level for level in before.levels if level.verdict in FINAL and level.directory}
     pairs = [(old.get((level.number, level.name)), level) for level in trial.levels if level.verdict in FINAL and level.directory]
     return tuple(compare_levels(level.number, place / there.directory, out / level.directory, is_clock) for there, level in pairs if there)
@@ -359,13 +339,13 @@ def _run(request: runner.Request, trial: Trial, wanted: Baseline, listener: List
         listener(Stage(_word(wanted), f"{wanted.source}: levels {', '.join(str(level.number) for level in levels) or 'none'}"))
         before = _trial_of(request, trial, wanted, levels, sides, place, listener, stop)
     else:
-        discard(under_test(trial.plan), request.out / PLACE / "src")
-    unbuilt = lacks(trial, wanted)
+        worktrees.discard(worktrees.under_test(trial.plan), request.out / PLACE / "src")
+    unbuilt = worktrees.lacks(trial, wanted)
     notes = [
-        *(unbased(under_test(trial.plan)) if wanted.origin == "base" else ()),
-        *other_surroundings(before, trial),
-        *arguments_of_change(trial),
-        *ahead(trial, wanted),
+        *(worktrees.unbased(worktrees.under_test(trial.plan)) if wanted.origin == "base" else ()),
+        *worktrees.other_surroundings(before, trial),
+        *worktrees.arguments_of_change(trial),
+        *worktrees.ahead(trial, wanted),
         *unbuilt,
     ]
     done = _compared(wanted, before, place, trial, request)
@@ -424,9 +404,9 @@ def _trial_of(
 ) -> Trial:
     """Run the unchanged side, or finish its trial. What of it ran before, under the same conditions, is taken from the cache."""
     commits = {repo.name: repo.commit for repo in wanted.changes}
-    changes = under_test(trial.plan)
+    changes = worktrees.under_test(trial.plan)
     keys = {level.number: level_key(request.plan, trial, wanted.changes, level, request.out / "evidence") for level in levels}
-    with unchanged([(repo, commits[repo.name]) for repo in changes], request.out / PLACE / "src") as states:
+    with worktrees.unchanged([(repo, commits[repo.name]) for repo in changes], request.out / PLACE / "src") as states:
         stop.check()
         plan = _plan(request.plan, levels, states)
         tell = _aside(listener, _word(wanted))
@@ -472,7 +452,7 @@ def _whole(trial: Trial) -> Trial:
 
 def _plan(plan: Plan, levels: tuple[PlannedLevel, ...], states: tuple[RepoState, ...]) -> Plan:
     """The same plan on the unchanged side. An option that names a checkout of the change means the unchanged one there."""
-    moved = {repo.path: state.path for repo, state in zip(under_test(plan), states, strict=True)}
+    moved = {repo.path: state.path for repo, state in zip(worktrees.under_test(plan), states, strict=True)}
     options = {name: moved.get(value, value) for name, value in plan.options.items()}
     changes = (*states, *(repo for repo in plan.changes if repo.companion))
     made = replace_record(plan, levels=levels, changes=changes, options=options, unmatched=())

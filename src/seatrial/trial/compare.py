@@ -54,7 +54,6 @@ def measured_alike(old: CheckResult, now: CheckResult) -> bool:
 
 
 def both_values(old: CheckResult, now: CheckResult) -> str:
-    """What a check measured on both sides."""
     return f"{now.name}: measured {now.value!r}, on the baseline {old.value!r}"
 
 
@@ -231,10 +230,7 @@ def _values(before: LevelResult, after: LevelResult) -> str:
 
 
 def _causes(before: LevelResult, old_roots: Sequence[str], after: LevelResult, roots: Sequence[str]) -> tuple[str, bool]:
-    """What the same known failure said on both sides, where that differs: one pattern may stand for several causes.
-
-    And whether that is the same, numbers and places aside.
-    """
+    """What the same known failure said on both sides, where that differs; and whether it is the same, numbers and places aside."""
     old, now = before.diagnosis, after.diagnosis
     if old is None or now is None or now.verdict is None or now.signature is None:
         return "", True
@@ -483,7 +479,6 @@ def _recorded(row: dict[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def _own(key: str) -> bool:
-    """Whether a key holds what differs between equal runs."""
     return key in UNCOMPARED or key.startswith("path")
 
 

@@ -1,25 +1,28 @@
-"""From the files of each level to its result, and from the results to a stored verdict and every report.
-
-Only reads what is there, so a killed trial can be judged, too. Used by the runner, and by a process that finds the runner ended by its
-cluster.
-"""
+"""From the files of each level to its result, and from the results to a stored verdict and every report."""
 
 from __future__ import annotations
 
+import operator
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import reduce
 from pathlib import Path
+from typing import TypeVar
 
 from seatrial.checks.log_lines import finite, read_facts
 from seatrial.checks.probe_facts import FACTS_PATTERN as FACTS
+from seatrial.checks.probe_facts import proof
 from seatrial.core.errors import UserError
 from seatrial.core.files import write_json
 from seatrial.core.loop import Loop, Phase
-from seatrial.core.records import CheckResult, Diagnosis, LevelResult, PhaseOutcome, PlannedLevel, SideResult, Trial, replace
+from seatrial.core.records import CheckResult, Diagnosis, LevelResult, PhaseOutcome, PlannedLevel, RepoState, SideResult, Trial, replace
 from seatrial.core.series import Metrics
 from seatrial.core.specs import CheckSpec, Level
 from seatrial.core.verdict import Boundary, Verdict, worst
-from seatrial.evidence.imports import judge_imports, read_imports
+from seatrial.evidence import imports
+from seatrial.evidence.changes import read_changed
+from seatrial.evidence.redact import Redactor
+from seatrial.evidence.repos import differs
 from seatrial.metrics.checks import CheckSyntaxError, evaluate, one_step, tags, undamaged
 from seatrial.report.build import write_reports
 from seatrial.triage.advice import Situation, advise
@@ -27,13 +30,14 @@ from seatrial.triage.log import read_log
 from seatrial.trial import run_dir
 from seatrial.trial.judge import Evidence, judge
 from seatrial.trial.level import IMPORTS, RunContext, phase_log, read_diagnosis, read_level_metrics, write_level_metrics
+from seatrial.trial.plan import Diff, read_diff
 
 
 def _wrong_imports(bench: RunContext, directory: Path, phases: Sequence[Phase], complete: bool) -> tuple[str, ...]:
     """Why the imports are not proven; of a level that did not end well, only what was reported counts."""
     expected = sorted({process for phase in phases for process in phase.processes}) if complete else ()
     try:
-        return judge_imports(read_imports(directory / IMPORTS), bench.context.changes, expected)
+        return imports.judge_imports(imports.read_imports(directory / IMPORTS), bench.context.changes, expected)
     except UserError as error:
         return (error.message,)
 
@@ -80,7 +84,7 @@ def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[
     diagnosis = _diagnose(bench, directory, phases, outcomes)
     complete = len(outcomes) == len(phases) and all(o.ended == "exited" and o.exit_code == 0 for o in outcomes)
     expected = min((phase.steps for phase in phases if phase.steps is not None), default=None)
-    reached = loop.steps_reached(metrics)
+    reached = loop.measures.steps_reached(metrics)
     trained = len(outcomes) == len(phases) and expected is not None and reached is not None and reached >= expected
     checks, unproven = tuple[CheckResult, ...](), ""
     if complete or trained:  # a crash after the last step is no Pass, but what was measured is measured
@@ -96,7 +100,7 @@ def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[
         wrong_imports=_wrong_imports(bench, directory, phases, complete),
         steps_expected=expected,
         steps_reached=reached,
-        vacuous=loop.vacuous(metrics) if complete else None,
+        vacuous=loop.measures.vacuous(metrics) if complete else None,
         loop_under_test=any(loop.name.replace("-", "_") in repo.packages for repo in bench.context.changes if not repo.companion),
         change_roots=tuple(root for repo in bench.context.changes if not repo.companion for root in (repo.path, repo.synced) if root),
     )
@@ -130,7 +134,6 @@ def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[
 
 
 def _next_steps(bench: RunContext, result: LevelResult) -> tuple[str, ...]:
-    """What to do about a level that is no Pass."""
     if result.verdict is Verdict.PASS:
         return ()
     context, loop = bench.context, bench.loop
@@ -143,7 +146,7 @@ def _next_steps(bench: RunContext, result: LevelResult) -> tuple[str, ...]:
         level=result.number,
         run=str(context.run_dir),
         changes=tuple(f"{repo.name}={repo.path}" for repo in context.changes if not repo.companion),
-        options={name: value for name, value in context.options.items() if name in loop.options()},
+        options={name: value for name, value in context.options.items() if loop.takes(name)},
         model=context.model if context.model != loop.default_model else None,
         arguments=tuple(bench.redactor.value(context.arguments)),
         compared=any(repo.base for repo in context.changes if not repo.companion),
@@ -157,7 +160,7 @@ def _next_steps(bench: RunContext, result: LevelResult) -> tuple[str, ...]:
 
 def _has_tokens(bench: RunContext, result: LevelResult) -> bool:
     try:
-        return next(bench.loop.tokens(bench.context.run_dir / result.directory), None) is not None
+        return next(bench.loop.measures.tokens(bench.context.run_dir / result.directory), None) is not None
     except UserError:
         return True  # a torn log is there, and `localize` says what is wrong with it
 
@@ -172,32 +175,18 @@ def _finite_logs(directory: Path, phases: Sequence[Phase]) -> list[CheckResult]:
 def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
     """Metrics are whole and finite. The judge asserts both on its own; here a reader sees that they were measured."""
     wrong = [tag for tag, series in metrics.series.items() if series.non_finite()]
-    points = sum(len(series) for series in metrics.series.values())
-    finite = CheckResult(
-        name="every metric is finite",
-        kind="proof",
-        passed=bool(points) and not wrong,
-        value=f"{len(metrics.series) - len(wrong)} of {len(metrics.series)} series, {points} points",
-        threshold="all",
-        message=", ".join(wrong[:3]),
-    )
+    points, count = sum(len(series) for series in metrics.series.values()), len(metrics.series)
+    value = f"{count - len(wrong)} of {count} series, {points} points"
     twice = [f"{overlap.tag} at step {overlap.steps[0] if overlap.steps else '?'}" for overlap in metrics.overlaps]
-    once = CheckResult(
-        name="no step was written twice",
-        kind="proof",
-        passed=not twice,
-        value=f"{len(twice)} series",
-        threshold="0",
-        message=", ".join(twice[:3]),
+    return (
+        undamaged(metrics),
+        proof("every metric is finite", bool(points) and not wrong, value, Boundary.METRICS, "all", ", ".join(wrong[:3])),
+        proof("no step was written twice", not twice, f"{len(twice)} series", Boundary.METRICS, "0", ", ".join(twice[:3])),
     )
-    return undamaged(metrics), finite, once
 
 
 def _expression(spec: CheckSpec, metrics: Metrics, runs: Collection[str]) -> CheckResult:
-    """Evaluate a check, and say why it is there, and of which run its metric is.
-
-    An assertion of a loop's own script that cannot be read was not met.
-    """
+    """Evaluate a check, with why it is there and the run of its metric. One of a loop's own script that cannot be read was not met."""
     try:
         result = evaluate(spec.expr, metrics, spec.boundary)
     except CheckSyntaxError as error:
@@ -231,6 +220,7 @@ def _arguments(bench: RunContext) -> tuple[str, ...]:
     return tuple(bench.redactor.value(bench.context.arguments))
 
 
+Result = TypeVar("Result", LevelResult, SideResult)
 FINAL = (Verdict.PASS, Verdict.FAIL)
 """Verdicts that `resume` keeps. What was Blocked or cut short is run again."""
 
@@ -275,12 +265,10 @@ def store(path: Path, loop: Loop, trial: Trial) -> None:
 
 
 def report(path: Path, loop: Loop, trial: Trial) -> None:
-    """Write the reports of a trial."""
     write_reports(path, trial, loop.title, loop.levels(), _metrics(path, loop, trial))
 
 
 def _metrics(path: Path, loop: Loop, trial: Trial) -> dict[str, Metrics]:
-    """Metrics by the name of the level directory."""
     found = {}
     for place in (Path(result.directory) for result in trial.levels if result.directory):
         try:
@@ -289,3 +277,116 @@ def _metrics(path: Path, loop: Loop, trial: Trial) -> dict[str, Metrics]:
             if not trial.alterations:  # which name the file
                 raise
     return found
+
+
+def moved(changes: Sequence[RepoState], run_dir: Path, redactor: Redactor) -> str | None:
+    """Why what ran is not what was recorded: a checkout was edited while the trial ran, or is not there any more."""
+    for repo in changes:
+        try:
+            same = differs(repo, run_dir / "evidence", redactor) is None
+        except UserError:
+            same = False
+        if not same:
+            return f"{repo.path} was changed while the trial ran, so what ran is not what was recorded"
+    return None
+
+
+def unless_moved(results: Sequence[Result], why: str | None, boundary: Boundary | None = None) -> list[Result]:
+    """Levels, or tests before them, without a Pass if a checkout moved."""
+    update = {"verdict": Verdict.BLOCKED, "reason": why, "boundary": boundary}
+    return [replace(one, **update) if why and one.verdict is Verdict.PASS else one for one in results]
+
+
+def unless_unused(changes: Sequence[RepoState], results: list[LevelResult], run_dir: Path, loop: Loop) -> list[LevelResult]:
+    """A change of which nothing ran was not tested: no Pass. What else of it did not run is a limitation.
+
+    Functions count that ran in a level which passed. A level that passed without running any, while another one ran some, keeps its
+    Pass, and says so.
+    """
+    tested = [repo for repo in changes if not repo.companion]
+    if not tested or not any(result.verdict is Verdict.PASS for result in results):
+        return results
+    try:
+        use = _Use(results, run_dir, loop)
+        problem = next((text for repo in tested if (text := use.problem(repo))), None)
+    except UserError as error:
+        return _without_pass(results, error.message)
+    if problem:
+        return _without_pass(results, problem)
+    left = [text for repo in tested for text in use.limitations(repo)]
+    made = []
+    for result in results:
+        here = [text for repo in tested if (text := use.elsewhere(repo, result))]
+        limits = tuple(dict.fromkeys((*result.limitations, *left, *here)))
+        made.append(replace(result, limitations=limits) if result.phases else result)
+    return made
+
+
+def _without_pass(results: list[LevelResult], problem: str) -> list[LevelResult]:
+    update = {"verdict": Verdict.BLOCKED, "boundary": Boundary.CONFIG, "reason": f"vacuous: {problem}", "vacuous": True}
+    return [replace(result, **update) if result.verdict is Verdict.PASS else result for result in results]
+
+
+class _Use:
+    def __init__(self, results: Sequence[LevelResult], run_dir: Path, loop: Loop) -> None:
+        self.loop, self.results = loop, results
+        self.loaded = imports.read_loaded(sorted(run_dir.glob("levels/*/loaded.jsonl")))
+        self.code = read_changed(run_dir / "evidence")
+        self.levels = {
+            result.number: imports.read_executed(run_dir / result.directory / imports.EXECUTED_FILE)
+            if result.directory
+            else imports.Executed()
+            for result in results
+        }
+        passed = (self.levels[result.number] for result in results if result.verdict is Verdict.PASS)
+        self.executed = reduce(operator.or_, passed, imports.Executed())
+
+    def problem(self, repo: RepoState) -> str | None:
+        unread = any(not file.readable for file in self.code.of(repo.name))
+        if not self._by_function(repo) or not (imports.required(repo, self.code) or unread):
+            return imports.unused(repo, self.loaded)  # nothing can be seen to run, but a file can be seen to be loaded
+        problem = imports.unused(replace(repo, changed=()), self.loaded) or imports.idle(repo, self.code, self.executed)
+        return f"{problem}; {self._advice(repo)}" if problem else None
+
+    def limitations(self, repo: RepoState) -> Iterator[str]:
+        """What a Pass of this trial does not speak of."""
+        for place in imports.loads_itself(repo):
+            yield f"every Python of the loop runs {place} as it starts; what that loads or runs does not count as used by the loop"
+        if text := imports.not_loaded(repo, self.loaded):
+            yield text
+        if self._by_function(repo):
+            yield from imports.limitations(repo, self.code, self.executed)
+        elif repo.base is None:
+            yield f"{repo.name}: no base is known, so that only loaded files were checked, not which changed functions ran (name --base)"
+        elif repo.name in self.code.unknown:
+            yield f"{repo.name}: which functions changed is not known, so only loaded files were checked: {self.code.unknown[repo.name]}"
+        elif repo.changed:
+            why = f": {self.executed.why}" if self.executed.why else ""
+            yield f"{repo.name}: which functions ran was not recorded{why}; only loaded files were checked"
+
+    def elsewhere(self, repo: RepoState, result: LevelResult) -> str | None:
+        """That a level which passed ran nothing of what changed, and which levels did."""
+        if result.verdict is not Verdict.PASS or not self._by_function(repo) or not imports.required(repo, self.code):
+            return None
+        if imports.idle(repo, self.code, self.levels[result.number]) is None:
+            return None
+        others = [
+            item for item in self.results if item.verdict is Verdict.PASS and not imports.idle(repo, self.code, self.levels[item.number])
+        ]
+        named = ", ".join(f"level {item.number} ({item.name})" for item in others)
+        return f"none of the changed functions of {repo.name} ran in this level; {named} ran some"
+
+    def _by_function(self, repo: RepoState) -> bool:
+        return repo.base is not None and repo.name not in self.code.unknown and self.executed.recorded
+
+    def _advice(self, repo: RepoState) -> str:
+        """Which levels the loop's own table names for the files of what did not run."""
+        paths = tuple(dict.fromkeys(file.path for file, _ in imports.required(repo, self.code))) or repo.changed
+        causes = read_diff(self.loop, Diff(repo.name, repo.base or "", paths, packages=repo.packages)).causes
+        ran = {result.number for result in self.results if result.phases}
+        named = {level.number: level for level in self.loop.levels() if level.skip is None and level.number not in ran}
+        wanted = sorted({cause.level for cause in causes} & set(named))
+        if not wanted:
+            return f"no further level of {self.loop.title} is known to run it: change what calls it, or choose another loop"
+        levels = ", ".join(f"{number} ({named[number].name})" for number in wanted)
+        return f"these paths ask for level {levels}: seatrial run {self.loop.name} --level {','.join(map(str, wanted))}"

@@ -49,29 +49,22 @@ _NOT_FINITE = re.compile(r"['\"]?[\w/ ]+['\"]?\s*[:=]\s*['\"]?(?:np\.\w+\()?(?:-
 
 
 class LogPlace(NamedTuple):
-    """A line of a file, or a file without a line."""
-
     file: str | None
     line: int | None
     text: str
 
 
 class _Point(NamedTuple):
-    """One value of a metric."""
-
     tag: str
     step: int
     value: float
 
     def words(self) -> str:
-        """For a place without a line."""
         return f"{self.tag} = {self.value:g} at step {self.step}"
 
 
 @dataclass(frozen=True, slots=True)
 class FailureCase:
-    """What a verdict rests on."""
-
     judgement: Judgement
     evidence: Evidence
     checks: Sequence[CheckResult]
@@ -84,17 +77,14 @@ class FailureCase:
 
     @property
     def milestones(self) -> tuple[Milestone, ...]:
-        """How far a run of this loop can get."""
         return self.loop.milestones()
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What triage said."""
         return self.evidence.diagnosis or Diagnosis()
 
 
 def decisive(case: FailureCase) -> LogPlace:
-    """The line that decided."""
     found = case.diagnosis
     if found.line is not None and found.verdict is not None and _by_diagnosis(case):
         return LogPlace(found.file, found.line, found.cause)
@@ -145,7 +135,6 @@ def _of_steps(case: FailureCase) -> LogPlace | None:
 
 
 def _of_damage(case: FailureCase) -> LogPlace | None:
-    """The row that could not be read."""
     if not case.evidence.metrics.damage or case.judgement.verdict is not Verdict.FAIL:
         return None
     first = case.evidence.metrics.damage[0]
@@ -156,7 +145,6 @@ def _of_damage(case: FailureCase) -> LogPlace | None:
 
 
 def _of_numbers(case: FailureCase) -> LogPlace | None:
-    """The row with a value that is not finite."""
     for tag, series in sorted(case.evidence.metrics.series.items()):
         if steps := series.non_finite():
             return _row(case, _Point(tag, steps[0], series.get(steps[0]) or math.nan))

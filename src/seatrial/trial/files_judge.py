@@ -16,6 +16,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from seatrial.checks.log_lines import LogFacts, exited, finite, one_run, read_facts
+from seatrial.checks.probe_facts import proof
 from seatrial.checks.training_run import Findings, examine, matches
 from seatrial.core.files import LINE, LeftOut, left_out_of
 from seatrial.core.guarded import BadValue, parse_float
@@ -50,8 +51,6 @@ TOLERANCE = 1.05
 
 @dataclass(slots=True)
 class Stages:
-    """What a list of stages shows."""
-
     passed: dict[int, str] = field(default_factory=dict)
     """Stages by line."""
     refits: dict[int, float] = field(default_factory=dict)
@@ -62,19 +61,9 @@ class Stages:
     text: dict[int, str] = field(default_factory=dict)
 
     def checks(self) -> tuple[CheckResult, ...]:
-        """One for each line that shows something."""
         stages = [CheckResult(name=f"line {n}: {name[:60]}", kind="proof", passed=True) for n, name in self.passed.items()]
-        refits = [
-            CheckResult(
-                name=f"line {n}: the generator agrees after a refit",
-                kind="proof",
-                passed=error <= TOLERANCE,
-                value=str(error),
-                threshold=f"<= {TOLERANCE}",
-                boundary=Boundary.REFIT,
-            )
-            for n, error in self.refits.items()
-        ]
+        name, most = "the generator agrees after a refit", f"<= {TOLERANCE}"
+        refits = [proof(f"line {n}: {name}", error <= TOLERANCE, str(error), Boundary.REFIT, most) for n, error in self.refits.items()]
         return (*stages, *refits)
 
     def line(self) -> int:
@@ -85,7 +74,6 @@ class Stages:
         return max([*closing, *self.refits], default=max(self.passed, default=0))
 
     def judgement(self) -> Judgement:
-        """The verdict on the list."""
         if self.failed is not None:
             return Judgement(Verdict.FAIL, f"the log shows a failure: {self.failed[1]}", self.failed[2])
         if missing := self._missing():
@@ -140,7 +128,6 @@ def _add_refit(found: Stages, number: int, row: re.Match[str]) -> None:
 
 
 def _name(stage: str) -> str:
-    """The name of a stage, without what it measured."""
     return re.split(r" [(\[]|: ", stage)[0]
 
 
@@ -149,8 +136,6 @@ STEPS = ("first step", "step begun")
 
 
 class FileVerdict(Record):
-    """What `seatrial judge` prints."""
-
     verdict: Verdict
     boundary: Boundary | None
     file: str | None
@@ -168,21 +153,21 @@ class FileVerdict(Record):
 
 
 def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Level | None, expected: int | None) -> FileVerdict:
-    """The verdict on a log and its metrics."""
+    measures = loop.measures
     diagnosis = read_diagnosis(loop, log)
-    printed = loop.read_console(log)
+    printed = measures.read_console(log)
     metrics = read_run(metric_paths) if metric_paths else printed
-    planned = expected if expected is not None else loop.steps_planned((*metric_paths, log))
+    planned = expected if expected is not None else measures.steps_planned((*metric_paths, log))
     done = loop.milestones()[-1]
     completed = diagnosis.milestone == done.id
     # A console that prints too little for a verdict is no failure of the run, nor is a run of another kind than the level's: what is
     # lacking makes it inconclusive, never a Pass.
-    other = loop.other_run(level, log) if level else None
-    scarce = other is not None or (not metric_paths and loop.unseen(metrics) is not None)
+    other = measures.other_run(log) if level else None
+    scarce = other is not None or (not metric_paths and measures.unseen(metrics) is not None)
     facts = read_facts(read_log(log), re.compile(done.pattern), re.compile(_step(loop).pattern))
-    reached = loop.steps_reached(metrics)
-    interval = loop.log_interval(tuple(metric_paths))
-    found = examine(metrics, printed if metric_paths else None, loop.signals(), _last(reached, planned, printed.steps_taken), interval)
+    reached = measures.steps_reached(metrics)
+    interval = measures.log_interval(tuple(metric_paths))
+    found = examine(metrics, printed if metric_paths else None, measures.signals, _last(reached, planned, printed.steps_taken), interval)
     left_out = left_out_of(log)
     found.doubts += [*_begun_late(loop, metrics, printed, facts), *one_run(facts), *_unread(left_out)]
     evidence = Evidence(
@@ -191,7 +176,7 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
         diagnosis=diagnosis,
         steps_expected=planned,
         steps_reached=reached,
-        vacuous=loop.vacuous(metrics),
+        vacuous=measures.vacuous(metrics),
     )
     if evidence.steps_reached is None and planned is None and diagnosis.verdict is None and (stages := read_stages(log)):
         return _staged(stages, diagnosis, log)
@@ -199,7 +184,11 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     checks = (*evidence.checks, *found.doubts)
     if judgement.verdict is Verdict.PASS:
         judgement = _inconclusive(loop, log, level, evidence, found, other) or judge(replace(evidence, checks=checks), loop.milestones())
-    limitations = (*_limitations(loop, level, metrics, not metric_paths, planned, scarce), *loop.not_exercised(log), *_skimmed(left_out))
+    limitations = (
+        *_limitations(loop, level, metrics, not metric_paths, planned, scarce),
+        *measures.not_exercised(log),
+        *_skimmed(left_out),
+    )
     return _result(FailureCase(judgement, evidence, checks, log, loop, level, measured=bool(metric_paths)), limitations)
 
 
@@ -228,7 +217,7 @@ def _begun_late(loop: Loop, metrics: Metrics, printed: Metrics, facts: LogFacts)
     """A run whose first rows are late was resumed, and says so. Made only where they are late."""
     made = []
     for where, source in (("metrics", metrics), ("log", printed)) if printed is not metrics else (("log", printed),):
-        losses = [series for tag, series in source.series.items() if series.steps and matches(tag, loop.signals().loss)]
+        losses = [series for tag, series in source.series.items() if series.steps and matches(tag, loop.measures.signals.loss)]
         if not losses or max(map(len, losses)) < 2 or (source is printed and (source.estimated or source.damage)):
             continue
         first, last = min(series.steps[0] for series in losses), max(series.steps[-1] for series in losses)
@@ -246,13 +235,11 @@ def _begun_late(loop: Loop, metrics: Metrics, printed: Metrics, facts: LogFacts)
 
 
 def _completed(done: Milestone, reached: bool) -> CheckResult:
-    """The log shows that the work was done."""
     message = "" if reached else "the log does not show the end of the run"
     return CheckResult(name=f"milestone {done.id!r} reached", kind="proof", passed=reached, message=message, boundary=Boundary.METRICS)
 
 
 def _checks(level: Level | None, metrics: Metrics, scarce: bool) -> tuple[CheckResult, ...]:
-    """The checks of the level whose metrics are there."""
     specs = [spec for spec in (level.checks if level else ()) if not _excused(spec, level, metrics, scarce)]
     return tuple(evaluate(spec.expr, metrics, spec.boundary) for spec in specs)
 
@@ -269,7 +256,7 @@ def _unseen(loop: Loop, level: Level | None, metrics: Metrics) -> str | None:
     if level is not None and level.number != 0:
         command = f"seatrial run {loop.name} --level {level.number}"
         return f"what level {level.number} proves cannot be seen in a log and metrics; run `{command}`"
-    return loop.unseen(metrics)
+    return loop.measures.unseen(metrics)
 
 
 def _several(evidence: Evidence) -> str | None:
@@ -285,7 +272,6 @@ def _several(evidence: Evidence) -> str | None:
 
 
 def _restarted(loop: Loop, log: Path) -> str | None:
-    """The log of more than one run: one may have failed where another wrote what is missing."""
     first = loop.milestones()[0]
     finder = Finder(re.compile(first.pattern))
     begun = [line.number for line in read_log(log) if finder.search(line.body)]
@@ -303,7 +289,7 @@ def _limitations(
     if planned is None:
         made.append("the number of steps the run was to take is not known; give --expect-steps")
     for tag, series in metrics.series.items():
-        if matches(tag, loop.signals().loss) and series.steps and series.steps[0] > 1:
+        if matches(tag, loop.measures.signals.loss) and series.steps and series.steps[0] > 1:
             made.append(
                 f"{tag} begins at step {series.steps[0]}: the steps before it were not seen (a resumed run, or rows that are sparse)"
             )
@@ -326,7 +312,6 @@ def _unread(left_out: LeftOut) -> list[CheckResult]:
 
 
 def _skimmed(left_out: LeftOut) -> tuple[str, ...]:
-    """What was left out of a log with an endless line."""
     line = left_out.first
     return () if line is None else (f"line {line} is longer than {LINE >> 20} MB: its middle was read only where it holds telling words",)
 

@@ -19,8 +19,6 @@ from seatrial.core.verdict import Boundary, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict with its reason."""
-
     verdict: Verdict
     reason: str
     boundary: Boundary | None = None
@@ -30,8 +28,6 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that a level left behind."""
-
     metrics: Metrics
     checks: tuple[CheckResult, ...] = ()
     unproven: str = ""
@@ -102,7 +98,6 @@ def _ended(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement | N
 
 
 def _why(evidence: Evidence) -> str:
-    """What is known to make a run wait, where triage knew it."""
     found = evidence.diagnosis
     if found is None or found.signature is None or found.verdict is not Verdict.BLOCKED:
         return ""
@@ -121,7 +116,7 @@ def _crashed(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement |
         verdict, boundary = found.verdict, found.boundary or Boundary.ENVIRONMENT
         if verdict is Verdict.SKIPPED:
             return Judgement(verdict if failed is None else Verdict.BLOCKED, f"nothing was run: {found.cause}", boundary)
-        if verdict is Verdict.BLOCKED and _in_change(found, evidence.change_roots):
+        if verdict is Verdict.BLOCKED and any(f'File "{root}/' in line for root in evidence.change_roots for line in found.excerpt):
             verdict, boundary = Verdict.FAIL, Boundary.PROVIDER
         return Judgement(verdict, f"{how}{_after_all(evidence)}: {found.cause}", boundary)
     boundary, verdict, where = _place(evidence, milestones)
@@ -135,11 +130,6 @@ def _after_all(evidence: Evidence) -> str:
         return ""
     met = sum(check.passed for check in evidence.checks)
     return f" after all {expected} steps ({met} of {len(evidence.checks)} checks met)"
-
-
-def _in_change(found: Diagnosis, roots: Sequence[str]) -> bool:
-    """Whether the decisive lines name a file of a checkout under test."""
-    return any(f'File "{root}/' in line for root in roots for line in found.excerpt)
 
 
 def _silent(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:

@@ -1,9 +1,4 @@
-"""Runs the processes of one level, one after another, each with its own log; reads the metrics and import proofs that they leave.
-
-- `assess` judges what they leave; it only reads files.
-- Each level is a run of its own: metrics of two levels or two trials are never read as one. An unreadable file is damage, never an
-  empty answer.
-"""
+"""Runs the processes of one level, one after another, each with its own log; reads the metrics and import proofs that they leave."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ from seatrial.runtime.process import ProcessSpec, Tick, run_stoppable
 from seatrial.triage.diagnose import diagnose
 from seatrial.trial import run_dir
 from seatrial.trial.preflight import child_environment
-from seatrial.trial.progress import Follower, Listener
+from seatrial.trial.progress import Listener, Running, newest
 
 SERVER_LOG = "server.log"
 """What a server that a phase started wrote; unlike run.log it did not pass through us."""
@@ -45,8 +40,6 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every level of a trial shares."""
-
     loop: Loop
     context: Context
     instruments: Path
@@ -114,10 +107,11 @@ def _run_phase(bench: RunContext, level: Level, directory: Path, phases: Sequenc
         watch=(directory / phase.name,),
         line_filter=bench.redactor.lines().line,
     )
-    follower = Follower(bench.listener, level, phase, directory / phase.name / "metrics.jsonl")
+    metrics = directory / phase.name / "metrics.jsonl"
 
     def tick(beat: Tick) -> None:
-        follower.tick(beat.seconds, beat.last_line)
+        step, reward = newest(metrics)
+        bench.listener(Running(level.number, level.title, phase.name, beat.seconds, step, phase.steps, reward, beat.last_line))
 
     outcome = run_stoppable(spec, tick)
     bench.redactor.file(directory / phase.name / SERVER_LOG)
@@ -155,7 +149,7 @@ def read_level_metrics(loop: Loop, directory: Path) -> Metrics:
     damage: list[Damage] = []
     overlaps: list[Overlap] = []
     sources: list[str] = []
-    for prefix, paths in loop.metric_files(directory).items():
+    for prefix, paths in loop.measures.metric_files(directory).items():
         try:
             found = read_metrics(paths, prefix)
         except UserError as error:
@@ -228,5 +222,4 @@ def level_imports(directory: Path) -> tuple[ImportProof, ...]:
 
 
 def read_diagnosis(loop: Loop, log: Path) -> Diagnosis:
-    """What triage concludes from a log of this loop."""
     return diagnose(log, loop.milestones(), loop.signatures())

@@ -1,10 +1,7 @@
 """Chooses levels: asked for by number, or required by the diff.
 
-- Each chosen level carries the reason. Globs match changed paths, words match changed lines; words of dependency pins count in pin
-  files only.
 - A changed path that no rule names, and an empty diff, fan out to the default levels: never to none. Only where every changed path is
   known to need no level (documentation, recipes), none is required.
-- `require_known` checks the ids of known issues: an id that could never apply is an error that names the nearest.
 """
 
 from __future__ import annotations
@@ -30,8 +27,6 @@ _DEFINES = re.compile(r"(?:async def|def|class)\s+(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What changed in one repository."""
-
     repo: str
     base: str
     paths: tuple[str, ...]
@@ -60,7 +55,6 @@ class LevelCause:
 
     @property
     def reason(self) -> str:
-        """One line for people."""
         place = self.path if self.line is None else f"{self.path}:{self.line}"
         return f"{self.repo}: {place} {self.rule}" + (f" ({self.concern})" if self.concern else "")
 
@@ -250,7 +244,6 @@ def make_plan(
     arguments: tuple[str, ...] = (),
     options: Mapping[str, str] | None = None,
 ) -> Plan:
-    """The plan of a trial."""
     return Plan(
         loop=loop.name,
         levels=levels,

@@ -58,8 +58,6 @@ _LONGEST = 600
 
 @dataclass(frozen=True, slots=True)
 class JUnitCase:
-    """One test, or one file that could not be collected."""
-
     name: str
     outcome: Literal["passed", "failed", "error", "skipped"]
     message: str = ""
@@ -72,7 +70,6 @@ def side_directory(run_dir: Path, key: str) -> Path:
 
 
 def not_run(tests: SideTests, verdict: Verdict, reason: str) -> SideResult:
-    """The result of tests of which no process ran."""
     return SideResult(
         key=tests.key,
         name=tests.name,
@@ -99,15 +96,9 @@ def run_side(bench: RunContext, tests: SideTests) -> SideResult:
     cases = cleaned_cases(directory / JUNIT, bench.redactor)
     verdict, reason = judge_side(outcome, cases, said_in(directory / LOG), _own_packages(bench.context))
     counts = [case.outcome for case in cases or ()]
-    return SideResult(
-        key=tests.key,
-        name=tests.name,
-        verdict=verdict,
-        reason=reason,  # of a log and a junit.xml that have no secret in them
+    return replace(
+        not_run(tests, verdict, reason),  # of a log and a junit.xml that have no secret in them
         command=tuple(bench.redactor.value(command)),
-        files=tests.files,
-        notes=tests.notes,
-        gate=tests.gate,
         passed=counts.count("passed"),
         failed=counts.count("failed"),
         errors=counts.count("error"),
@@ -219,7 +210,6 @@ def said_in(path: Path) -> str:
 
 
 def _last_line(log: str) -> str:
-    """The last line that says something; notes of ours stand behind it."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("[seatrial]")]
     return _clipped(lines[-1]) if lines else "its log is empty"
 
@@ -290,7 +280,6 @@ class ProbeFailure:
     threshold: str = ""
 
     def as_before(self, old: ProbeFailure) -> bool:
-        """Whether this is what failed before, and not much worse."""
         mine, its = ((one.model, one.rung, one.check, one.message) for one in (self, old))
         return mine == its and _no_worse(self, old)
 
@@ -316,7 +305,6 @@ def excuse(tests: SideTests, found: dict[str, Any], trees: Path, run: Run) -> tu
 
 
 def uncompared(found: dict[str, Any], why: str) -> tuple[str, str]:
-    """Why failures that were not compared are not held against the change, or nothing; and a note."""
     if all(not failure.check for failure in failures(found)):
         return f"nothing that failed was measured, and nothing was compared: {why}", ""
     return "", f"not compared with the state before the change: {why}"
@@ -347,14 +335,8 @@ def _missed(model: str, rung: dict[str, Any]) -> list[ProbeFailure]:
     missed = [check for check in rung.get("checks", ()) if not check["passed"]]
     if not missed:
         return [ProbeFailure(model, rung["rung"], "", generic(str(rung.get("reason", ""))))]
-    return [
-        ProbeFailure(
-            *(model, rung["rung"], check["name"], generic(check.get("message", ""))),
-            value=str(check.get("value", "")),
-            threshold=check.get("threshold", ""),
-        )
-        for check in missed
-    ]
+    words = [(generic(check.get("message", "")), str(check.get("value", "")), check.get("threshold", "")) for check in missed]
+    return [ProbeFailure(model, rung["rung"], check["name"], *said) for check, said in zip(missed, words, strict=True)]
 
 
 def _no_worse(now: ProbeFailure, before: ProbeFailure) -> bool:
@@ -389,8 +371,6 @@ SPARE_MINUTES = 1
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """What a probe came to."""
-
     verdict: Verdict
     reason: str
     rungs: tuple[str, ...] = ()

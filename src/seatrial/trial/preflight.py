@@ -1,11 +1,4 @@
-"""What is checked before anything starts. Each finding names its boundary and the command that fixes it.
-
-- A finding that is not ok blocks the trial: nothing runs, and nothing is held against the change. A warning blocks nothing.
-- The machine: git, locale, memory, ports, open files, a Ray that already runs.
-- Disks: levels say what their run directories take, loops what they take beside them, lock files what environments take. Places on one
-  filesystem share its free space.
-- Nothing is started or changed.
-"""
+"""What is checked before anything starts. Each finding names its boundary and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -24,8 +17,8 @@ import psutil
 
 from seatrial.core.errors import BlockedError, FindingCode, UserError
 from seatrial.core.files import Room, room_at
-from seatrial.core.loop import Context, Loop, gather
-from seatrial.core.records import Finding, Plan, RepoState
+from seatrial.core.loop import Context, Loop, finding, gather
+from seatrial.core.records import Finding, Plan, RepoState, replace
 from seatrial.core.verdict import Boundary
 from seatrial.evidence.imports import loads_itself
 from seatrial.runtime.environments import Environments
@@ -46,7 +39,6 @@ CONFLICTS = (("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), ("HIP_VISIBLE_DEV
 
 
 def git_here() -> Finding:
-    """Without git no change can be read."""
     found = shutil.which("git")
     if found:
         return Finding(name="git", ok=True, message=found)
@@ -62,15 +54,12 @@ def encoding() -> Iterator[Finding]:
 
 
 def memory(needed_mb: float) -> Finding:
-    """Room in memory for the largest level."""
     free = psutil.virtual_memory().available / 1e6
-    ok = free >= needed_mb
-    fix = "" if ok else "end other programs, or run fewer levels with --level"
-    return Finding(name="memory", ok=ok, message=f"{free:.0f} MB available, {needed_mb:.0f} MB needed", fix=fix)
+    message = f"{free:.0f} MB available, {needed_mb:.0f} MB needed"
+    return finding("memory", free >= needed_mb, message, "end other programs, or run fewer levels with --level")
 
 
 def ports() -> Finding:
-    """A local port can be bound, as distributed training needs."""
     try:
         port = free_port()
     except OSError as error:
@@ -159,8 +148,6 @@ NEARLY_FULL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class DiskNeed:
-    """What is going to be written to one place."""
-
     what: str
     path: Path
     mb: float
@@ -240,7 +227,6 @@ def shared_memory(loop: Loop) -> Iterator[Finding]:
 
 
 def nearly_full(loop: Loop, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Ray's own directory lies on a disk with room to spill to."""
     place = Path(environ.get("RAY_TMPDIR") or "/tmp")
     room = room_at(place)
     if loop.footprint.ray and room.used > NEARLY_FULL:
@@ -269,17 +255,14 @@ def _finding(code: FindingCode, room: Room, message: str, fix: str, *, ok: bool 
 
 
 def preflight(loop: Loop, plan: Plan, context: Context, environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """All findings, good and bad."""
     return (*of_machine(environ), *of_loop(loop, plan, context, environ))
 
 
 def of_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What holds for every trial on this machine."""
     return gather(git_here, encoding, ports, lambda: variables(environ))
 
 
 def of_loop(loop: Loop, plan: Plan, context: Context, environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What this trial needs."""
     python = context.python if context.python.is_file() else None
     return gather(
         lambda: room_findings(needs(loop, plan, context.run_dir, python, environ)),
@@ -302,15 +285,8 @@ def submodules(repos: Sequence[RepoState]) -> Iterator[Finding]:
             shown = f"{', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}"
             message = f"{repo.path}: {len(empty)} of {len(repo.submodules)} submodules are empty: {shown}"
             fix = f"git -C {shlex.quote(repo.path)} submodule update --init --recursive"
-            yield Finding(
-                name="submodules",
-                ok=True,
-                boundary=Boundary.CONFIG,
-                message=message,
-                fix=fix,
-                warns=True,
-                path=str(Path(repo.path, empty[0])),
-            )
+            found = finding("submodules", True, message, boundary=Boundary.CONFIG)
+            yield replace(found, fix=fix, warns=True, path=str(Path(repo.path, empty[0])))
 
 
 def _is_empty(directory: Path) -> bool:
@@ -323,8 +299,7 @@ def changes(repos: Sequence[RepoState]) -> tuple[Finding, ...]:
     for repo in repos:
         ok = bool(repo.packages)
         message = f"{repo.name} provides {', '.join(repo.packages)}" if ok else f"{repo.path} provides no Python package"
-        fix = "" if ok else "name the checkout that holds the package which the loop imports"
-        made.append(Finding(name="change", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix))
+        made.append(finding("change", ok, message, "name the checkout that holds the package which the loop imports", Boundary.CONFIG))
         for place in loads_itself(repo):
             message = f"every Python of the loop runs {place} as it starts; what that loads or runs does not count as used by the loop"
             fix = "move it out of the import root, unless the loop is to run with it"

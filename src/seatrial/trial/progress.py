@@ -1,7 +1,4 @@
-"""Events of a running trial. The runner sends them; the command line shows them.
-
-`Follower` reports how far a running level is, from the end of its metrics file.
-"""
+"""Events of a running trial. The runner sends them; the command line shows them."""
 
 from __future__ import annotations
 
@@ -10,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.core.guarded import parse_json
-from seatrial.core.loop import Phase
 from seatrial.core.records import BitComparison, Finding, LevelResult, Plan, SideResult, Trial
-from seatrial.core.specs import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +28,6 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One result of the preflight."""
-
     finding: Finding
 
 
@@ -54,8 +47,6 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A level has its verdict."""
-
     result: LevelResult
 
 
@@ -70,15 +61,11 @@ class SideRunning:
 
 @dataclass(frozen=True, slots=True)
 class SideJudged:
-    """Tests that go before the levels have their verdict."""
-
     result: SideResult
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A level was compared with its base, bit by bit."""
-
     level: int
     base: str
     found: BitComparison
@@ -86,8 +73,6 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The trial has its verdict."""
-
     trial: Trial
     directory: str
 
@@ -118,15 +103,3 @@ def newest(path: Path) -> tuple[int | None, float | None]:
             if tag.endswith("/reward") and isinstance(value, (int, float)):
                 return values.get("step"), float(value)
     return None, None
-
-
-class Follower:
-    """Turns ticks of a process into events."""
-
-    def __init__(self, listener: Listener, level: Level, phase: Phase, metrics: Path) -> None:
-        self.listener, self.level, self.phase, self.metrics = listener, level, phase, metrics
-
-    def tick(self, seconds: float, line: str) -> None:
-        """Called about twice a second."""
-        step, reward = newest(self.metrics)
-        self.listener(Running(self.level.number, self.level.title, self.phase.name, seconds, step, self.phase.steps, reward, line))

@@ -40,7 +40,6 @@ def new_path(root: Path, loop: str) -> Path:
 
 
 def new_directory(root: Path, loop: str) -> Path:
-    """Make a run directory below `root`."""
     return make(new_path(root, loop))
 
 
@@ -133,13 +132,11 @@ def _revoked(trial: Trial, stored: LevelResult, level: LevelResult) -> bool:
 
 
 def save(path: Path, trial: Trial) -> None:
-    """Store the trial, sealed."""
     content = trial.model_dump(mode="json")
     write_json(path / "trial.json", content | {"seal": _seal(content)})
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether trial.json says what Seatrial wrote."""
     content = read_json(path / "trial.json")
     return isinstance(content, dict) and content.get("seal") == _seal(content) and not _has_twice(path / "trial.json")
 
@@ -158,7 +155,6 @@ def _seal(content: dict[str, Any]) -> str:
 
 
 def level_directory(path: Path, level: PlannedLevel) -> Path:
-    """Where one level lives."""
     return path / "levels" / f"{level.number}-{level.name}"
 
 
@@ -178,14 +174,12 @@ JUNK = re.compile(r"\..*|.*~|#.*#|.*\.(swp|swo|tmp|bak|orig|pids|pyc|lock)|Thumb
 
 
 def digest(file: Path) -> FileDigest:
-    """Size and SHA-256 of a file."""
     with open_file(file) as stream:
         made = hashlib.file_digest(stream, "sha256").hexdigest()
         return FileDigest(size=stream.tell(), sha256=made)
 
 
 def sha256(file: Path) -> str:
-    """SHA-256 of a file."""
     return digest(file).sha256
 
 
@@ -195,7 +189,6 @@ def level_digests(run_dir: Path, directory: str) -> dict[str, FileDigest]:
 
 
 def evidence_digests(run_dir: Path) -> dict[str, FileDigest]:
-    """Digests of what was stored before the first process started."""
     place = run_dir / EVIDENCE
     files = [file for file in sorted(place.glob("*")) if _regular(file) and file.name != IMPORTS and not JUNK.fullmatch(file.name)]
     return {str(file.relative_to(run_dir)): digest(file) for file in files}

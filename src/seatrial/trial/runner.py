@@ -1,10 +1,4 @@
-"""Runs a trial: plan, evidence, preflight, levels, verdict, reports. Everything goes through the run directory.
-
-- Evidence is stored before the first process starts. `prepare` stores it and runs nothing: `resume` then runs the trial, on this
-  machine or on another one that shares the directory.
-- Tests of the change and of the loop, and the probe, run before the levels.
-- In a Slurm job with Ray, a worker of every node first says from where it would import the change.
-"""
+"""Runs a trial: plan, evidence, preflight, levels, verdict, reports. Everything goes through the run directory."""
 
 from __future__ import annotations
 
@@ -43,13 +37,23 @@ from seatrial.report.outcomes import RECORD, altered_words
 from seatrial.runtime.interrupt import Interruptible
 from seatrial.runtime.process import ProcessSpec, end_leftovers, run
 from seatrial.runtime.ray import check_nodes
-from seatrial.trial import post_checks, pre_tests, run_dir, staging, verify
+from seatrial.trial import pre_tests, run_dir, staging, verify
 from seatrial.trial import preflight as disk
-from seatrial.trial.conclude import conclude, is_final, judge_level, not_run, report, store
+from seatrial.trial.conclude import (
+    conclude,
+    is_final,
+    judge_level,
+    moved,
+    not_run,
+    report,
+    store,
+    unless_moved,
+    unless_unused,
+)
 from seatrial.trial.level import Limits, RunContext, level_imports, run_level
-from seatrial.trial.preflight import IGNORED, LAUNCHER, RAY_NODES, child_environment, preflight
+from seatrial.trial.preflight import RAY_NODES, child_environment, preflight
 from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, SideJudged, Stage
-from seatrial.trial.staging import Interpreter, command_script, engine_interpreters, environment_record, find_interpreter, stage
+from seatrial.trial.staging import Interpreter, engine_interpreters, environment_record, find_interpreter, level_script, stage
 from seatrial.trial.verify import refuse_other_change, refuse_other_environment
 
 DEADLINE_S = 300
@@ -87,8 +91,6 @@ def ray_findings(bench: RunContext, environ: Mapping[str, str]) -> tuple[Finding
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asked for."""
-
     plan: Plan
     out: Path
     """The run directory, already made."""
@@ -119,10 +121,7 @@ def start(request: Request, listener: Listener, known: tuple[LevelResult, ...] =
 
 
 def prepare(request: Request, listener: Listener) -> Trial:
-    """Store a new trial with its evidence, and build its environment; nothing runs yet. What blocks it is raised.
-
-    An environment that is not ours is where the job runs, and is recorded there.
-    """
+    """Store a new trial with its evidence, and build its environment if it is ours; nothing runs yet. What blocks it is raised."""
     staging.refuse(request.plan.arguments)
     _require_room(request)
     redactor = staging.redactor(request.plan.arguments)
@@ -165,12 +164,10 @@ def _store(request: Request, redactor: Redactor) -> Trial:
 
 
 class _Stored(Record):
-    """request.json."""
-
     python: str | None
     limits: dict[Literal["deadline_minutes", "stall_minutes"], float | None]
     options: dict[str, str]
-    sides: tuple[str, ...] | bool | None = None
+    sides: tuple[str, ...] | None = None
     base: bool = False
 
 
@@ -230,8 +227,7 @@ def request_of(path: Path, trial: Trial) -> Request:
     """What was asked for, from the run directory."""
     stored = read_model(path / run_dir.EVIDENCE / "request.json", _Stored)
     python = Path(stored.python) if stored.python else None
-    chosen = None if stored.sides is None or stored.sides is True else stored.sides or ()  # earlier versions: whether all of them run
-    return Request(trial.plan, path, python, Limits(**stored.limits), stored.options, sides=chosen, base=stored.base)
+    return Request(trial.plan, path, python, Limits(**stored.limits), stored.options, sides=stored.sides, base=stored.base)
 
 
 def _stays(trial: Trial, result: LevelResult | SideResult) -> bool:
@@ -240,8 +236,6 @@ def _stays(trial: Trial, result: LevelResult | SideResult) -> bool:
 
 
 class TrialRunner:
-    """One pass over the levels of a trial."""
-
     def __init__(self, request: Request, listener: Listener, redactor: Redactor) -> None:
         self.request, self.listener, self.redactor = request, listener, redactor
         self.loop: Loop = loop_of(request.plan)
@@ -266,7 +260,9 @@ class TrialRunner:
             trial = self._sides(self._begun(trial), bench)
             shut = pre_tests.shut(trial.sides)
             if shut:
-                return self._finish(trial, self._behind(trial, shut), interrupted=stop.signal is not None)
+                return self._finish(
+                    trial, self._without_running(trial, Verdict.SKIPPED, pre_tests.behind(shut)), interrupted=stop.signal is not None
+                )
             kept = {result.number: result for result in trial.levels if _stays(trial, result)}
             results: list[LevelResult] = []
             for planned in trial.plan.levels:
@@ -283,11 +279,11 @@ class TrialRunner:
                 trial = replace(trial, levels=(*results, *kept.values()), imports=self._imports(trial.plan))
                 run_dir.save(path, trial)
                 self.listener(Judged(result))
-            why = post_checks.moved(trial.plan.changes, path, self.redactor)
-            trial = replace(trial, sides=post_checks.sides_unless_moved(trial.sides, why))
+            why = moved(trial.plan.changes, path, self.redactor)
+            trial = replace(trial, sides=tuple(unless_moved(trial.sides, why)))
             judged = results
             changes = [replace(repo, changed=()) if self.request.base else repo for repo in trial.plan.changes]
-            results = post_checks.unless_unused(changes, post_checks.levels_unless_moved(results, why), path, self.loop)
+            results = unless_unused(changes, unless_moved(results, why, Boundary.ENVIRONMENT), path, self.loop)
             for before, result in zip(judged, results, strict=True):
                 if result.directory and result != before:  # a level that was kept is not written again
                     write_json(path / result.directory / "result.json", result)
@@ -330,17 +326,9 @@ class TrialRunner:
         return replace(trial, findings=findings), bench
 
     def _bench(self, plan: Plan, interpreter: Interpreter) -> RunContext:
-        context = Context(
-            run_dir=self.request.out,
-            python=interpreter.python,
-            model=plan.model,
-            levels=tuple(level.name for level in plan.levels if not level.skip),
-            changes=plan.changes,
-            arguments=self.request.plan.arguments,  # those of the trial are redacted
-            options={**plan.options, **self.request.options},
-            environments=engine_interpreters(),
-        )
-        instruments = stage(self.loop, self.request.out)
+        given = self.request.plan.arguments  # those of the trial are redacted
+        context = Context.of(plan, self.request.out, interpreter.python, engine_interpreters(), given, self.request.options)
+        instruments = stage(self.request.out, self.loop.name)
         return RunContext(self.loop, context, instruments, dict(os.environ), self.redactor, self.request.limits, self.listener)
 
     def _begun(self, trial: Trial) -> Trial:
@@ -364,9 +352,7 @@ class TrialRunner:
             if planned.skip or planned.number in kept:
                 continue
             level, directory = self.levels[planned.number], run_dir.level_directory(self.request.out, planned)
-            phases = self.loop.phases(level, bench.context, directory)
-            environment = child_environment({}, bench.import_path(), {})
-            script = command_script(f"level {level.number}: {level.title}", phases, directory, environment, (*IGNORED, *LAUNCHER))
+            script = level_script(f"level {level.number}: {level.title}", self.loop, level, bench.context, directory)
             write_text(directory / "command.sh", self.redactor.text(script))
 
     def _sides(self, trial: Trial, bench: RunContext, bad: Finding | None = None) -> Trial:
@@ -412,27 +398,22 @@ class TrialRunner:
 
     def _blocked(self, trial: Trial, finding: Finding) -> tuple[LevelResult, ...]:
         """Every level that has no final result yet, blocked by what the preflight found."""
-        kept = {result.number: result for result in trial.levels if _stays(trial, result)}
-        reason = f"preflight: {finding.name}: {finding.message}"
         follow = (finding.fix,) if finding.fix else ()
-        results = []
-        for planned in trial.plan.levels:
-            if planned.skip:
-                results.append(self._not_run(planned, Verdict.SKIPPED, planned.skip))
-                continue
-            blocked = replace(self._not_run(planned, Verdict.BLOCKED, reason, finding.boundary), follow_ups=follow)
-            results.append(kept.get(planned.number, blocked))
-        return tuple(results)
+        return self._without_running(trial, Verdict.BLOCKED, f"preflight: {finding.name}: {finding.message}", finding.boundary, follow)
 
-    def _behind(self, trial: Trial, shut: SideResult) -> tuple[LevelResult, ...]:
-        """Every level that has no final result yet, not run because a gate failed."""
+    def _without_running(
+        self, trial: Trial, verdict: Verdict, why: str, boundary: Boundary | None = None, follow_ups: tuple[str, ...] = ()
+    ) -> tuple[LevelResult, ...]:
+        """Every level as it is kept, skipped, or not run for this reason."""
         kept = {result.number: result for result in trial.levels if _stays(trial, result)}
-        why = pre_tests.behind(shut)
-        made = {planned.number: self._not_run(planned, Verdict.SKIPPED, planned.skip or why) for planned in trial.plan.levels}
-        return tuple(kept.get(number, result) for number, result in made.items())
+        made = []
+        for planned in trial.plan.levels:
+            skipped = bool(planned.skip)
+            result = self._not_run(planned, Verdict.SKIPPED if skipped else verdict, planned.skip or why, None if skipped else boundary)
+            made.append(kept.get(planned.number, result if skipped else replace(result, follow_ups=follow_ups)))
+        return tuple(made)
 
     def _imports(self, plan: Plan) -> tuple[ImportProof, ...]:
-        """Import proofs of all levels, each once."""
         seen: dict[str, ImportProof] = {}
         for planned in plan.levels:
             for item in level_imports(run_dir.level_directory(self.request.out, planned)):
@@ -440,7 +421,6 @@ class TrialRunner:
         return tuple(seen.values())
 
     def _finish(self, trial: Trial, results: tuple[LevelResult, ...], interrupted: bool = False) -> Trial:
-        """The verdict of the trial, and every report."""
         trial = conclude(trial, results, finished=not interrupted)
         self.listener(Stage("report"))
         store(self.request.out, self.loop, trial)

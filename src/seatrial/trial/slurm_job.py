@@ -1,10 +1,4 @@
-"""A trial as a Slurm job: submits it, follows it from any machine, and settles it once the job has ended.
-
-- The job runs `seatrial resume RUN` on a node that shares the run directory. It is a batch of its own, `RUN/jobs/`.
-- `Following` reads files and asks Slurm now and then; the job does not notice. A controller that does not answer is reported and waited
-  for.
-- In a container everything is mounted at the path that it has outside.
-"""
+"""A trial as a Slurm job: submits it, follows it from any machine, and settles it once the job has ended."""
 
 from __future__ import annotations
 
@@ -45,7 +39,6 @@ CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE
 
 
 def mounts(plan: Plan, path: Path, python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Mounts of the job of a trial; `environ` is what the job will see."""
     return mounts_of(path, _wanted(plan, python, environ))
 
 
@@ -130,7 +123,6 @@ def submissions(path: Path) -> list[Path]:
 
 
 def submit_trial(path: Path, trial: Trial, profile: Profile, profile_name: str) -> Submission:
-    """Submit a trial that is stored."""
     numbers = [number for place in (path / JOBS).glob("*") if (number := parse_step(place.name)) is not None]
     directory = path / JOBS / str(max(numbers, default=0) + 1)
     python = trial.environment.python if trial.environment else "python3"
@@ -171,7 +163,6 @@ def refuse_while_active(path: Path, environ: Mapping[str, str]) -> None:
 
 
 def why(unit: UnitStatus, job: JobDir) -> str:
-    """How a job ended, in words."""
     words = [unit.scheduler] if unit.scheduler not in ("", "COMPLETED", "FAILED") else []
     words += [unit.reason] if unit.reason else []
     words += _last_words(job) if unit.state is UnitState.FAILED else []
@@ -179,7 +170,6 @@ def why(unit: UnitStatus, job: JobDir) -> str:
 
 
 def _last_words(job: JobDir) -> list[str]:
-    """The last line of the client's log: why it gave up."""
     log = job.log(CLIENT, 0, None)
     lines = read_text(log).strip().splitlines() if log.is_file() else []
     return [lines[-1].strip()[:200]] if lines else []
@@ -292,7 +282,6 @@ class Tail:
 
 
 def latest(path: Path) -> Path:
-    """The batch directory of the trial's latest job."""
     found = submissions(path)
     if not found:
         fix = f"seatrial resume {shlex.quote(str(path))} --on slurm:PROFILE submits it"
@@ -336,7 +325,6 @@ class Following:
         return self._signature() != NOTHING and run_dir.load(self.path).status == "done"
 
     def _ask(self) -> UnitStatus:
-        """Ask Slurm once, and tell what changed."""
         snapshot = self.poller.poll()
         unit = snapshot.units[0]
         self.has_run = self.has_run or unit.state is UnitState.RUNNING or self.tail.place > 0
@@ -349,7 +337,6 @@ class Following:
         return unit
 
     def _words(self, unit: UnitStatus, controller: str) -> str:
-        """One line about where the job stands."""
         match unit.state:
             case UnitState.UNKNOWN:
                 return f"Slurm does not answer, the job goes on without it: {controller}"

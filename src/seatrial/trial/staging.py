@@ -1,11 +1,8 @@
 """What the processes of a level get: an interpreter and its environment, staged instruments, a script of their commands, secret arguments.
 
-- A loop runs in the user's Python, or in the environment that Seatrial built from the loop's lock file. `environment_record` lists the
-  packages that it would import, asked with the standard library only; the fingerprint covers the Python version and every package.
 - Instruments are a small copy of `seatrial` in the run directory: what the loop's interpreter needs, without Seatrial's dependencies.
   So `command.sh` runs as it stands after an upgrade.
 - `command.sh` replaces the level directory by `$OUT`, a fresh directory by default: running it again never touches the evidence.
-- Arguments that are secrets are hidden wherever they are printed or stored.
 """
 
 from __future__ import annotations
@@ -26,13 +23,14 @@ from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import write_bytes
 from seatrial.core.guarded import parse_json
 from seatrial.core.jobs import grouped
-from seatrial.core.loop import Loop, Phase
+from seatrial.core.loop import Context, Loop, Phase
 from seatrial.core.records import EnvironmentRecord, Finding
+from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.evidence.redact import Redactor
 from seatrial.runtime.command import NoAnswerError, run_command
 from seatrial.runtime.environments import Environments
-from seatrial.trial.preflight import require_room_for_instruments
+from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, require_room_for_instruments
 
 HEADER = """#!/usr/bin/env bash
 # {title}
@@ -56,13 +54,23 @@ def quoted(word: str, directory: Path) -> str:
 
 
 def command_script(title: str, phases: Sequence[Phase], directory: Path, environment: Mapping[str, str], unset: Sequence[str]) -> str:
-    """The script of a level."""
     lines = [HEADER.format(title=title, unset=" ".join(unset))]
     lines += [f"export {key}={quoted(value, directory)}" for key, value in sorted(environment.items())]
     for phase in phases:
         lines.append(f"\n# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""))
         lines += phase_lines(phase, directory, environment.get("PYTHONPATH", "").split(os.pathsep)[-1])
     return "\n".join(lines) + "\n"
+
+
+def level_script(title: str, loop: Loop, level: Level, context: Context, directory: Path) -> str:
+    """The script of one level of a trial, as its processes run."""
+    environment = child_environment({}, loop_path(loop, context), {})
+    return command_script(title, loop.phases(level, context, directory), directory, environment, (*IGNORED, *LAUNCHER))
+
+
+def loop_path(loop: Loop, context: Context) -> tuple[str, ...]:
+    """What stands on PYTHONPATH: checkouts under test first, then what the loop needs, then the instruments."""
+    return (*context.import_path(), *loop.import_path(context), str(context.run_dir / "instruments"))
 
 
 def phase_lines(phase: Phase, directory: Path, beside: str = "") -> list[str]:
@@ -107,23 +115,14 @@ OPEN = b'__path__ = __import__("pkgutil").extend_path(__path__, __name__)\n'
 """Where Seatrial is installed, too, the rest of it stays reachable: pytest loads its plugins in every session."""
 
 
-def stage(loop: Loop, run_dir: Path) -> Path:
-    """Copy instruments and driver below `run_dir`; returns the directory for PYTHONPATH."""
-    return stage_packages(loop.instruments(), run_dir)
-
-
-def stage_packages(packages: tuple[Path, ...], run_dir: Path) -> Path:
-    """The same for any packages of ours; none are needed where a probe runs on its own. BlockedError on a full disk."""
+def stage(run_dir: Path, loop: str = "") -> Path:
+    """Copy the instruments below `run_dir`, with those of a loop; the directory for PYTHONPATH. BlockedError on a full disk."""
     require_room_for_instruments(run_dir)
-    target = run_dir / "instruments"
-    for source in (ROOT / "instruments", *packages):
-        others = {source / name.replace("-", "_") for name in loops.built_in()}  # each loop names its own folder of instruments
-        for file in sorted(file for file in source.rglob("*") if file.suffix in STAGED and others.isdisjoint(file.parents)):
-            write_bytes(target / "seatrial" / file.relative_to(ROOT), file.read_bytes())
-        for parent in (source / "x").relative_to(ROOT).parents:
-            place = target / "seatrial" / parent / "__init__.py"
-            if not place.exists():
-                write_bytes(place, OPEN if place.parent == target / "seatrial" else b"")
+    target, source = run_dir / "instruments", ROOT / "instruments"
+    others = {source / name.replace("-", "_") for name in loops.built_in() if name != loop}  # each loop names its own folder
+    for file in sorted(file for file in source.rglob("*") if file.suffix in STAGED and others.isdisjoint(file.parents)):
+        write_bytes(target / "seatrial" / file.relative_to(ROOT), file.read_bytes())
+    write_bytes(target / "seatrial" / "__init__.py", OPEN)
     return target
 
 

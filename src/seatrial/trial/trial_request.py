@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """What the flags and the configuration ask for."""
-
     loop: Loop
     plan: Plan
     diffs: tuple[Diff, ...]
@@ -37,7 +35,6 @@ class TrialRequest:
 
     @property
     def levels(self) -> tuple[PlannedLevel, ...]:
-        """The levels that would run, each with its reasons."""
         return self.plan.levels
 
 
@@ -175,7 +172,7 @@ def faults_of(loop: Loop) -> Mapping[str, Fault]:
 
     known = loop.faults()
     if not known:
-        cpu = f"seatrial run {loop.name} --device cpu --fault list" if "device" in loop.options() else "leave --fault out"
+        cpu = f"seatrial run {loop.name} --device cpu --fault list" if loop.takes("device") else "leave --fault out"
         raise UserError(f"{loop.title} has no faults to inject here", cpu)
     return known
 

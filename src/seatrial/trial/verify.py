@@ -1,9 +1,4 @@
-"""Reads a stored trial again: what its files support now, and what a resume must share with the beginning.
-
-- `verified` compares every file with its digest, the record with its seal, and the records of each level with each other. A Pass that
-  its files no longer support is revoked.
-- A resume needs the same change and the same environment of the loop; anything else is refused.
-"""
+"""Reads a stored trial again: what its files support now, and what a resume must share with the beginning."""
 
 from __future__ import annotations
 
@@ -145,7 +140,6 @@ def _stored(directory: Path) -> LevelResult | None:
 
 
 def _missed(directory: Path, level: LevelResult, altered: set[str]) -> tuple[str, Boundary] | None:
-    """A check that checks.json calls missed."""
     if f"{level.directory}/checks.json" not in altered:
         return None
     try:
@@ -157,7 +151,6 @@ def _missed(directory: Path, level: LevelResult, altered: set[str]) -> tuple[str
 
 
 def _broken(directory: Path, level: LevelResult, altered: set[str]) -> tuple[str, Boundary] | None:
-    """A value in metrics.jsonl that is not finite."""
     if f"{level.directory}/metrics.jsonl" not in altered:
         return None
     try:
@@ -169,15 +162,12 @@ def _broken(directory: Path, level: LevelResult, altered: set[str]) -> tuple[str
 
 
 def _judged(path: Path, trial: Trial, level: LevelResult, directory: Path) -> LevelResult | None:
-    """The level judged anew from its files."""
     loop = loop_of(trial.plan)
     known = next((one for one in loop.levels() if (one.number, one.name) == (level.number, level.name)), None)
     if known is None or trial.environment is None:
         return None
     outcomes = _validated(tuple[PhaseOutcome, ...], directory / "phases.json")
-    names = tuple(planned.name for planned in trial.plan.levels if not planned.skip)
-    python, plan = Path(trial.environment.python), trial.plan
-    context = Context(path, python, plan.model, names, plan.changes, plan.arguments, plan.options, {})
+    context = Context.of(trial.plan, path, Path(trial.environment.python))
     bench = RunContext(loop, context, path / "instruments", {}, Redactor(os.environ), Limits(), lambda _: None)
     return assess(bench, known, directory, outcomes)[0]
 
@@ -203,7 +193,6 @@ def _own_record(path: Path, trial: Trial, level: LevelResult, directory: str) ->
 
 
 def _same_imports(path: Path, trial: Trial) -> bool:
-    """Whether imports.json says what trial.json says."""
     try:
         return bool(read_json(path / run_dir.EVIDENCE / run_dir.IMPORTS) == [item.model_dump(mode="json") for item in trial.imports])
     except UserError:
@@ -216,8 +205,7 @@ def refuse_other_change(recorded: Sequence[RepoState], path: Path, redactor: Red
         what = differs(repo, path / "evidence", redactor)
         if what:
             raise UserError(
-                f"{repo.path}: {what} since this trial began",
-                f"restore that state (see {path / 'evidence'}), or start a new trial",
+                f"{repo.path}: {what} since this trial began", f"restore that state (see {path / 'evidence'}), or start a new trial"
             )
 
 

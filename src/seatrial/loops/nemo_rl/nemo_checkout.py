@@ -1,7 +1,4 @@
-"""The NeMo-RL checkout that is driven: its place, its generation, its Python, and the configuration keys that its code reads.
-
-Nothing here runs anything; a directory that is no checkout is a finding.
-"""
+"""The NeMo-RL checkout that is driven: its place, its generation, its Python, and the configuration keys that its code reads."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from seatrial.core.files import read_text
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
+from seatrial.loops import hydra
 
 FOLDERS = ("nemo_rl", "examples")
 PASSED_ON = (
@@ -38,8 +36,6 @@ _FIELD = re.compile(r"^    (\w+): ((?:[^\n=\[]|\[[^\]]*\])*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """The names in the code."""
-
     words: frozenset[str]
     quoted: frozenset[str]
     """Names that stand alone between quotation marks: keys of a dictionary, perhaps."""
@@ -98,7 +94,6 @@ def _sections(texts: list[str]) -> Mapping[str, frozenset[str]]:
 
 
 def _ancestors(name: str, bases: Mapping[str, set[str]]) -> set[str]:
-    """A class and what it is derived from."""
     found, left = set[str](), [name]
     while left:
         one = left.pop()
@@ -134,8 +129,6 @@ _NUMBER = re.compile(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a checkout offers."""
-
     refit: Literal["refit_transport", "delta_compression", "none"]
     """The key below policy.generation that chooses how weights are sent."""
     transports: tuple[str, ...]
@@ -148,7 +141,6 @@ class Generation:
 
 
 def generation(checkout: Path) -> Generation:
-    """What this checkout offers; nothing, when it is none."""
     source = read_source(checkout)
     checker, configs = checkout / CHECKER, [checkout / name for name in CONFIGS if (checkout / name).is_file()]
     positional = checker.is_file() and _POSITIONAL.search(read_text(checker)) is not None
@@ -165,10 +157,7 @@ def generation(checkout: Path) -> Generation:
 
 def checkout_of(context: Context) -> Path | None:
     """The checkout: the one that was named, or the NeMo-RL under test."""
-    named = context.options.get("nemo_rl")
-    if named:
-        return Path(named).absolute()
-    return next((Path(repo.path) for repo in context.changes if "nemo_rl" in repo.packages), None)
+    return hydra.checkout_of(context, "nemo_rl", "nemo_rl")
 
 
 def interpreter(options: Mapping[str, Any]) -> Path:
@@ -186,12 +175,10 @@ def interpreter(options: Mapping[str, Any]) -> Path:
 
 
 def sync_command(checkout: Path) -> str:
-    """What makes uv's environment anew."""
     return f"{submodules_command(checkout)} && uv sync"
 
 
 def submodules_command(checkout: Path) -> str:
-    """What fills the empty submodules of a repository."""
     return f"cd {shlex.quote(str(checkout))} && {SUBMODULES}"
 
 
@@ -215,12 +202,10 @@ def bundled_core(context: Context) -> list[Path]:
 
 
 def python_path(context: Context) -> str:
-    """PYTHONPATH of every process of the loop, as the trial sets it for the driver; workers must have the same."""
-    return os.pathsep.join((*context.import_path(), *import_path(context), str(context.run_dir / "instruments")))
+    return hydra.python_path(context, import_path(context))
 
 
 def layout(checkout: Path | None) -> Finding:
-    """Whether this is a NeMo-RL checkout, and what it offers."""
     if checkout is None:
         return _finding(False, UNNAMED, NAME_IT)
     version = checkout / VERSION
@@ -246,16 +231,5 @@ def _finding(ok: bool, message: str, fix: str = "") -> Finding:
     return Finding(name="NeMo-RL", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix, code=FindingCode.CHECKOUT)
 
 
-WATCH = ("nemo_rl", "megatron.core", "megatron.bridge", "torch", "transformers", "ray", "vllm", "sglang")
-
-
 def witness_variables(context: Context, directory: Path) -> dict[str, str]:
-    """For the processes of one level directory."""
-    roots = ((package, repo.synced or repo.import_root) for repo in context.changes for package in repo.packages)
-    tested = [f"{package}={root}" for package, root in roots if root]
-    tested += [f"megatron.core={place}" for place in bundled_core(context)]
-    return {
-        "SEATRIAL_IMPORTS": str(directory),
-        "SEATRIAL_UNDER_TEST": os.pathsep.join(tested),
-        "SEATRIAL_WATCH": ",".join(WATCH),
-    }
+    return hydra.witness_variables(context, directory, bundled_core(context), "nemo_rl")

@@ -24,13 +24,11 @@ SPREAD = ("train/advantages/min", "train/advantages/max")
 
 
 def training_runs(metrics: Metrics) -> list[str]:
-    """The prefixes of all training runs."""
     found = {tag.removesuffix(name) for tag in metrics.series for name in SHOWING if tag.endswith(name)}
     return sorted(prefix for prefix in found if not prefix or prefix.endswith("/"))
 
 
 def supervised(metrics: Metrics, run: str) -> bool:
-    """Whether a run has no rewards."""
     return f"{run}train/reward" not in metrics.series
 
 
@@ -202,7 +200,6 @@ DELTA_TRACES = ("refit/delta/changed_elements", "timing/train/prepare_for_genera
 
 
 def vacuous(metrics: Metrics) -> Vacuity | None:
-    """Why this run could not have shown anything, or None."""
     for run in training_runs(metrics):
         if found := _reason(metrics, run, f" in {run.rstrip('/')}" if run else ""):
             reason, boundary = found
@@ -211,7 +208,7 @@ def vacuous(metrics: Metrics) -> Vacuity | None:
 
 
 def _reason(metrics: Metrics, run: str, where: str) -> tuple[str, Boundary] | None:
-    if not _moved(metrics, run):
+    if not any(_values(metrics, f"{run}train/lr") or (1.0,)):
         return f"the learning rate was 0 at every step{where}, so no weight could change", Boundary.OPTIMIZER
     if _nothing_in_loss(metrics, run):
         return f"no token counted in the loss at any step{where}, so there was nothing to learn from", Boundary.DATA
@@ -227,7 +224,6 @@ def _reason(metrics: Metrics, run: str, where: str) -> tuple[str, Boundary] | No
 
 
 def unseen(metrics: Metrics) -> str | None:
-    """What a Pass would claim of any training run and these metrics do not show, or None."""
     for run in training_runs(metrics):
         where = f" in {run.rstrip('/')}" if run else ""
         if f"{run}train/grad_norm" not in metrics.series:
@@ -251,10 +247,6 @@ def unseen(metrics: Metrics) -> str | None:
 def _values(metrics: Metrics, tag: str) -> tuple[float, ...]:
     series: Series | None = metrics.series.get(tag)
     return series.values if series else ()
-
-
-def _moved(metrics: Metrics, run: str) -> bool:
-    return any(_values(metrics, f"{run}train/lr") or (1.0,))
 
 
 def _nothing_in_loss(metrics: Metrics, run: str) -> bool:
@@ -291,7 +283,6 @@ def _nothing_to_carry(metrics: Metrics, run: str) -> bool:
 
 
 def _no_delta(metrics: Metrics) -> str | None:
-    """Why the sparse transport carried nothing."""
     traces = {name: _values(metrics, DELTA + name) for name in DELTA_TRACES}
     if not any(traces.values()):
         return "the delta transport left no trace: neither changed elements nor a sparse encoding was logged, so weights went another way"

@@ -19,19 +19,15 @@ from seatrial.checks import probe_facts as generic
 from seatrial.checks.probe_facts import ABSENT, lookup
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_error
-from seatrial.core.guarded import BadValue, open_file, parse_float, parse_json, parse_literal, parse_whole
+from seatrial.core.guarded import open_file, parse_float, parse_json, parse_whole
 from seatrial.core.records import CheckResult
-from seatrial.core.series import Damage, Metrics, Overlap, Series, TokenRow
-from seatrial.loops.console_lines import ConsoleLine, read_blocks, read_lines
+from seatrial.core.series import Damage, Metrics, TokenRow
+from seatrial.loops.console_lines import ConsoleLine, Points, bracket_depth, lines_of, parse_dict, read_blocks, read_lines
 
 TITLE = re.compile(r"Final config:\s*$")
 OPENING = re.compile(r"\{['}]|[A-Z]\w*\(")
 SEARCHED = 50
 """Rows below the title in which the block must begin: what was written to the other stream may come before it."""
-WARNING = re.compile(r"\S+\.py:\d+: \w*Warning: ")
-QUOTED = re.compile(r" {2}\S")
-"""The line of source that Python writes below a warning."""
-TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 NAMES = {"nan": math.nan, "inf": math.inf}
 
 
@@ -42,37 +38,17 @@ def read_configs(log: Path) -> list[dict[str, Any] | None]:
 
 def _block(rows: list[ConsoleLine], process: str) -> dict[str, Any] | None:
     """The block that begins in the first rows, as one process wrote it."""
-    parts: list[str] = []
-    depth, warned = 0, False
-    for index, (_, prefix, text) in enumerate(rows):
-        if prefix != process:
-            continue
-        before, warned = warned, bool(WARNING.match(text))
-        if warned or (before and QUOTED.match(text)):
-            continue
+    parts, depth = list[str](), 0
+    for index, text in lines_of(process, rows):
         if not (text.startswith(" ") if parts else OPENING.match(text)):  # all but the first line are indented
             if TITLE.match(text) or (not parts and index >= SEARCHED):
                 return None
             continue
         parts.append(text)
-        depth += _depth(text)
+        depth += bracket_depth(text)
         if depth <= 0:
-            return _parse("\n".join(parts))
+            return parse_dict(parts, _value)
     return None
-
-
-def _depth(text: str) -> int:
-    """Brackets opened less brackets closed, outside of strings."""
-    plain = TEXT.sub("", text)
-    return sum(plain.count(mark) for mark in "{[(") - sum(plain.count(mark) for mark in "}])")
-
-
-def _parse(text: str) -> dict[str, Any] | None:
-    try:
-        found = parse_literal(text, _value)
-    except BadValue:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _value(node: ast.expr) -> Any:
@@ -129,18 +105,13 @@ RUN = re.compile(r"((?:[\w.-]+/)*?)(?:train|timing|validation|performance|ray)/"
 
 @dataclass(slots=True)
 class _Reader:
-    """Where in a log the reader is."""
-
     step: int = 0
     before: int = 0
     """Steps of earlier epochs."""
     validated: int = 0
     block: str = ""
     process: str = ""
-    points: dict[str, dict[int, float]] = field(default_factory=dict)
-    twice: dict[str, set[int]] = field(default_factory=dict)
-    again: dict[str, set[int]] = field(default_factory=dict)
-    latest: dict[str, int] = field(default_factory=dict)
+    points: Points = field(default_factory=Points)
 
     def feed(self, process: str, text: str) -> bool:
         """Take the next line; whether it was a row of results."""
@@ -168,16 +139,8 @@ class _Reader:
         tag = VALIDATED.get(name) if self.block == "Validation" else TRAINING.get(name)
         if tag is None and self.block == "Training":
             tag = f"timing/train/{'total_step_time' if name == 'Total step time' else name}" if _timed(name) else None
-        if tag is None:
-            return
-        step = self.validated if self.block == "Validation" else self.step
-        if step <= self.latest.get(tag, step - 1):
-            self.again.setdefault(tag, set()).add(step)
-        self.latest[tag] = step
-        table = self.points.setdefault(tag, {})
-        if step in table and table[step] != value:
-            self.twice.setdefault(tag, set()).add(step)
-        table[step] = value
+        if tag is not None:
+            self.points.add(tag, self.validated if self.block == "Validation" else self.step, value)
 
 
 def _timed(name: str) -> bool:
@@ -185,22 +148,17 @@ def _timed(name: str) -> bool:
 
 
 def read_console(log: Path) -> Metrics:
-    """Collect the results that were printed."""
     reader = _Reader()
     end = last = 0
     for number, process, text in read_lines(log):
         end = number
         if reader.feed(process, text):
             last = number
-    damage = (Damage(str(log), f"line {end}", 1, "the log ends inside the results of a step"),) if last and last == end else ()
-    series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in reader.points.items()}
-    overlaps = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(reader.twice.items()))
-    restarts = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(reader.again.items()))
-    return Metrics(series=series, damage=damage, overlaps=overlaps, sources=(str(log),) if series else (), restarts=restarts)
+    cut = last and last == end
+    return reader.points.metrics(log, [Damage(str(log), f"line {end}", 1, "the log ends inside the results of a step")] if cut else [])
 
 
 def completed_steps(log: Path) -> int:
-    """Steps whose end was printed."""
     return sum(ENDED.match(text) is not None for _, _, text in read_lines(log))
 
 
@@ -245,7 +203,6 @@ def in_force(phase: str, claims: Mapping[str, Any], log: Path) -> CheckResult:
 
 
 def other_run(log: Path) -> str | None:
-    """Why the configuration that a log shows is not that of a level, or None."""
     printed = read_configs(log) if log.is_file() else []
     if not printed or None in printed:
         return "the log shows no whole `Final config:`, so nothing says that Megatron trained"
@@ -291,7 +248,6 @@ def dumps(directory: Path) -> dict[str, Path]:
 
 
 def token_files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Prefix and path of every file with the sequences of a step."""
     for prefix, logs in run_folders(directory):
         for path in sorted(logs.rglob("train_data_step*.jsonl")):
             yield prefix, path
@@ -303,7 +259,6 @@ LISTS = ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")
 
 
 def tokens(directory: Path) -> Iterator[TokenRow]:
-    """All sequences of a level, by run and step."""
     configs: dict[str, Mapping[str, Any]] = {}
     found = sorted(token_files(directory), key=lambda item: (item[0], _step(item[1])))
     for prefix, path in found:

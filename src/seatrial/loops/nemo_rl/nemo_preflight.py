@@ -13,34 +13,22 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seatrial.checks.probe_facts import ABSENT, unmet_claims
+from seatrial.checks.probe_facts import ABSENT
 from seatrial.core.errors import FindingCode, UserError
 from seatrial.core.files import read_table, read_text
 from seatrial.core.guarded import BadValue, parse_python, parse_toml
-from seatrial.core.loop import Context, gather
+from seatrial.core.loop import Context, finding, gather
 from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import Failed
-from seatrial.loops.base_loop import OVERRIDE_FORM, Sizes, int_option, is_override, override_key
-from seatrial.loops.host_findings import ask, gpus_here
-from seatrial.loops.model_files import KINDS, ModelUse, cache_room, config_is_kind, hub_cache, hub_snapshot
-from seatrial.loops.model_files import model_findings as file_findings
+from seatrial.loops import host_findings as host
+from seatrial.loops.hydra import OVERRIDE_FORM, Sizes, configured_wrong, override_key, rejected, unlike_claims, word_findings
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_runs, script_reader
-from seatrial.loops.nemo_rl.nemo_checkout import (
-    BRIDGE,
-    CLONE,
-    CORE,
-    VENDORED,
-    ConfigSource,
-    bundled_core,
-    read_source,
-    submodules_command,
-    sync_command,
-)
 from seatrial.loops.nemo_rl.nemo_runs import DEFAULT_MODEL, ScriptCall, available, gpus, offered, variants
 from seatrial.loops.nemo_rl.script_dry_run import RecordedScript, ScriptError, Training, record_script
 from seatrial.runtime.command import NoAnswerError, run_command
@@ -52,10 +40,12 @@ ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 POLICY = "nemo_rl/models/policy/lm_policy.py"
 _ASK = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
 _BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
+_workers = partial(finding, "worker environments", True)
+_bridge = partial(finding, "vendored Bridge")
+_data = partial(finding, "model", boundary=Boundary.DATA)
 
 
 def uv_finding() -> Finding:
-    """The scripts start everything through uv."""
     found = shutil.which("uv")
     if found is None:
         return Finding(
@@ -65,23 +55,21 @@ def uv_finding() -> Finding:
 
 
 def python_finding(context: Context, checkout: Path) -> Finding | tuple[()]:
-    """The interpreter is one that this checkout takes."""
     if not context.has_python:
         return ()
     wanted = _requires(checkout)
     try:
         done = run_command([context.python, "-I", "-c", _ASK], PYTHON_SECONDS, cwd=checkout, own_session=True)
     except NoAnswerError as error:
-        return Finding(name="Python", ok=False, message=f"{context.python}: {error}", fix=sync_command(checkout))
+        return Finding(name="Python", ok=False, message=f"{context.python}: {error}", fix=nemo_checkout.sync_command(checkout))
     version = done.out.strip()
     if done.code or not all(_within(version, sign, bound) for sign, bound in _BOUND.findall(wanted)):
         message = f"{context.python} is Python {version or '(unknown)'}, and this checkout requires {wanted}"
-        return Finding(name="Python", ok=False, message=message, fix=sync_command(checkout))
+        return Finding(name="Python", ok=False, message=message, fix=nemo_checkout.sync_command(checkout))
     return Finding(name="Python", ok=True, message=f"{context.python}: Python {version}")
 
 
 def _requires(checkout: Path) -> str:
-    """What pyproject.toml says; "" when it says nothing."""
     path = checkout / "pyproject.toml"
     try:
         project = parse_toml(read_text(path)).get("project", {}) if path.is_file() else {}
@@ -97,13 +85,13 @@ def _within(version: str, sign: str, bound: str) -> bool:
 
 def vendored_finding(context: Context, checkout: Path) -> Finding:
     """The Bridge inside the checkout is there, and whether it is the one under test."""
-    place = checkout / VENDORED
-    if not (place / BRIDGE).is_dir():
-        return _bridge(False, f"{place}: no {BRIDGE}: the submodule is empty", submodules_command(checkout))
+    place = checkout / nemo_checkout.VENDORED
+    if not (place / nemo_checkout.BRIDGE).is_dir():
+        return _bridge(False, f"{place}: no {nemo_checkout.BRIDGE}: the submodule is empty", nemo_checkout.submodules_command(checkout))
     tested = next((repo for repo in context.changes if "megatron.bridge" in repo.packages), None)
     if tested is None:
         return _bridge(True, f"{place}: no Bridge is under test, this one is used")
-    apart = list(_differing(Path(tested.path) / BRIDGE, place / BRIDGE))
+    apart = list(_differing(Path(tested.path) / nemo_checkout.BRIDGE, place / nemo_checkout.BRIDGE))
     if not apart:
         return _bridge(True, f"{place} is the same as the Bridge under test")
     how = "is replaced by a copy of it while the trial runs" if tested.synced else "stands behind it on PYTHONPATH"
@@ -115,28 +103,28 @@ def source_findings(context: Context, checkout: Path) -> Iterator[Finding]:
     try:
         marker = vendored_bridge.git_directory(checkout) / vendored_bridge.MARKER if (checkout / ".git").exists() else None
         if marker is not None and marker.is_file():
-            message = f"{checkout / VENDORED} still holds the Bridge of a run that was killed"
+            message = f"{checkout / nemo_checkout.VENDORED} still holds the Bridge of a run that was killed"
             yield _bridge(False, message, shlex.join([sys.executable, "-m", "seatrial.instruments.nemo_rl.recover", str(checkout)]))
         elif any(repo.synced for repo in context.changes) and os.environ.get("SEATRIAL_RAY_NODES", "1") != "1":
             message = "bridge = sync copies the Bridge on one node, and Ray runs over several: others may hold another tree at that path"
             yield _bridge(False, message, "--set options.bridge=path")
         elif any(repo.synced for repo in context.changes):
-            vendored_bridge.require_clean(checkout / VENDORED)
+            vendored_bridge.require_clean(checkout / nemo_checkout.VENDORED)
     except Failed as error:
         yield _bridge(False, str(error), "see the message, or --set options.bridge=path")
-    for core in bundled_core(context)[:1] if context.options.get("helpers") == "local" else ():
+    for core in nemo_checkout.bundled_core(context)[:1] if context.options.get("helpers") == "local" else ():
         if not (core / vendored_bridge.DATASETS / "Makefile").is_file():
             message = f"{core / vendored_bridge.DATASETS}: no Makefile, so helpers = local has nothing to build"
-            yield Finding(name="Megatron-LM", ok=False, message=message, fix=submodules_command(core.parents[1]))
+            yield Finding(name="Megatron-LM", ok=False, message=message, fix=nemo_checkout.submodules_command(core.parents[1]))
 
 
 def submodule_core(context: Context, checkout: Path) -> Iterator[Finding]:
     """Some Megatron-LM must be there: the Bridge's own, or one under test."""
-    bridges = [checkout / VENDORED, *(Path(repo.path) for repo in context.changes if "megatron.bridge" in repo.packages)]
+    bridges = [checkout / nemo_checkout.VENDORED, *(Path(repo.path) for repo in context.changes if "megatron.bridge" in repo.packages)]
     tested = any("megatron.core" in repo.packages for repo in context.changes)
-    if not tested and not any((place / CORE / "megatron" / "core").is_dir() for place in bridges):
-        message = f"no Megatron-LM below {' or '.join(str(place / CORE) for place in bridges)}: the submodule is empty"
-        yield Finding(name="Megatron-LM", ok=False, message=message, fix=submodules_command(checkout))
+    if not tested and not any((place / nemo_checkout.CORE / "megatron" / "core").is_dir() for place in bridges):
+        message = f"no Megatron-LM below {' or '.join(str(place / nemo_checkout.CORE) for place in bridges)}: the submodule is empty"
+        yield Finding(name="Megatron-LM", ok=False, message=message, fix=nemo_checkout.submodules_command(checkout))
 
 
 def _differing(left: Path, right: Path) -> Iterator[str]:
@@ -175,14 +163,6 @@ def worker_environments(checkout: Path) -> Iterator[Finding]:
         )
 
 
-def _workers(message: str) -> Finding:
-    return Finding(name="worker environments", ok=True, message=message)
-
-
-def _bridge(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="vendored Bridge", ok=ok, message=message, fix=fix)
-
-
 MODEL = "policy.model_name"
 TOKENIZER = "policy.tokenizer.name"
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -190,7 +170,6 @@ _YES = ("1", "true", "yes", "on")
 
 
 def named_model_findings(trainings: Sequence[Training], context: Context) -> tuple[Finding, ...]:
-    """What there is to say of each model that the trainings name."""
     named = dict.fromkeys(item for training in trainings for item in _named(training))
     return tuple(found for model, tokenizer in named for found in _model(model, tokenizer, context))
 
@@ -203,16 +182,18 @@ def given_model_findings(context: Context) -> tuple[Finding, ...]:
 def expert_findings(context: Context) -> Iterator[Finding]:
     """Expert parallelism is about a model with experts: on a dense one it would show nothing."""
     wanted = context.options.get("architecture") == "moe" and "architecture" in context.levels
-    wanted = wanted or ("parallelism" in context.levels and int_option(context.options, "ep", 1) > 1)
+    wanted = wanted or ("parallelism" in context.levels and int(context.options.get("ep", 1)) > 1)
     if not wanted or "recipe" in context.options:
         return
-    place = Path(context.model) if Path(context.model).is_dir() else hub_snapshot(context.model)
+    place = Path(context.model) if Path(context.model).is_dir() else host.hub_snapshot(context.model)
     file = place / "config.json"
     if not file.is_file() and context.model != DEFAULT_MODEL:
         yield _data(True, f"{context.model}: whether it has experts is not known before it is downloaded")
-    elif not file.is_file() or not config_is_kind(read_table(file), "moe"):
+    elif not file.is_file() or not host.config_is_kind(read_table(file), "moe"):
         fix = "--model with a model that has experts, or --set options.recipe=…"
-        yield _data(False, f"{context.model} has no experts ({', '.join(KINDS['moe'])}), so expert parallelism would show nothing", fix)
+        yield _data(
+            False, f"{context.model} has no experts ({', '.join(host.KINDS['moe'])}), so expert parallelism would show nothing", fix
+        )
 
 
 def _named(training: Training) -> Iterator[tuple[str, bool]]:
@@ -226,26 +207,22 @@ def _named(training: Training) -> Iterator[tuple[str, bool]]:
 def _model(model: str, tokenizer: bool, context: Context) -> tuple[Finding, ...]:
     if model.startswith(("/", ".", "~")):
         return _directory(Path(model).expanduser(), tokenizer, context)
-    cached = hub_snapshot(model)
+    cached = host.hub_snapshot(model)
     if (cached / "config.json").is_file():
         message = f"{model}: cached; to use no network: HF_HUB_OFFLINE=1, -- {MODEL}={cached} {TOKENIZER}={cached}"
         return (_data(True, message),)
     if any(os.environ.get(name, "").lower() in _YES for name in OFFLINE):
         fix = f"hf download {model} where there is a network, with the same HF_HOME"
-        return (_data(False, f"{model}: offline, and no snapshot of it below {hub_cache()}", fix),)
-    return (_data(True, f"{model}: no snapshot below {hub_cache()}: NeMo-RL will download it"),)
+        return (_data(False, f"{model}: offline, and no snapshot of it below {host.hub_cache()}", fix),)
+    return (_data(True, f"{model}: no snapshot below {host.hub_cache()}: NeMo-RL will download it"),)
 
 
 def _directory(directory: Path, tokenizer: bool, context: Context) -> tuple[Finding, ...]:
     # Weights that were converted before need not be there any more; what is there must be whole.
     weights = any(directory.glob("*.safetensors")) or any(directory.glob("*.index.json"))
     named = context.options.get("nemo_rl")
-    build = sync_command(Path(named)) if named else CLONE
-    return file_findings(directory, context, ModelUse(build=build, weights=weights, tokenizer=tokenizer))
-
-
-def _data(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix=fix)
+    build = nemo_checkout.sync_command(Path(named)) if named else nemo_checkout.CLONE
+    return host.model_findings(directory, context, host.ModelUse(build=build, weights=weights, tokenizer=tokenizer))
 
 
 COMPOSE_SECONDS = 300
@@ -281,20 +258,21 @@ def config_findings(
     with tempfile.TemporaryDirectory(prefix="seatrial-compose-") as folder:
         runs = [_request(item, checkout, Path(folder, f"{number}.yaml")) for number, item in enumerate(wanted)]
         unknown = [
-            _composed_finding(False, f"{w.title}: {w.training.program} names no configuration of its own")
+            configured_wrong(False, f"{w.title}: {w.training.program} names no configuration of its own")
             for w, run in zip(wanted, runs, strict=True)
             if run is None
         ]
         if unknown:
             return unknown
         try:
-            answers = ask(start, COMPOSER, checkout, environment, COMPOSE_SECONDS, {"checkout": str(checkout), "runs": runs})
+            answers = host.ask(start, COMPOSER, checkout, environment, COMPOSE_SECONDS, {"checkout": str(checkout), "runs": runs})
         except NoAnswerError as error:
-            return [_environment(f"the configuration could not be composed in {error}")]
-    source = read_source(checkout)
+            message = f"the configuration could not be composed in {error}"
+            return [finding("configuration", False, message, "make uv's environment of the checkout: uv sync")]
+    source = nemo_checkout.read_source(checkout)
     made = [finding for item, answer in zip(wanted, answers, strict=True) for finding in _judge(item, answer, own, source)]
     claimed = sum(len(item.claims) for item in wanted)
-    return _once(made) or [_composed_finding(True, f"{len(wanted)} runs composed, {claimed} values as claimed, every override is read")]
+    return _once(made) or [configured_wrong(True, f"{len(wanted)} runs composed, {claimed} values as claimed, every override is read")]
 
 
 def default_config(program: Path) -> Path | None:
@@ -329,32 +307,22 @@ def _request(item: ComposeRequest, checkout: Path, written: Path) -> dict[str, A
     }
 
 
-def _judge(item: ComposeRequest, answer: Mapping[str, Any], own: Sequence[str], source: ConfigSource) -> Iterator[Finding]:
+def _judge(item: ComposeRequest, answer: Mapping[str, Any], own: Sequence[str], source: nemo_checkout.ConfigSource) -> Iterator[Finding]:
     if answer["error"]:
-        yield _composed_finding(
+        yield configured_wrong(
             False, f"{item.title}: NeMo-RL's own configuration does not compose: {answer['error']}", "use a clean checkout"
         )
         return
-    for entry in answer["rejected"]:
-        override, near = entry["override"], entry["near"]
-        known = f"; nearest known: {', '.join(near)}" if near else ""
-        fix = "correct it, or leave it out" if override in own else OTHER_VERSION if override in item.ours else UNCLEAN
-        yield _composed_finding(False, f"{item.title}: this NeMo-RL rejects {override}{known} ({entry['reason'][:200]})", fix)
+    yield from rejected(item.title, answer, own, "NeMo-RL", lambda override: OTHER_VERSION if override in item.ours else UNCLEAN)
     for override, added in answer["added"].items():
         why = source.unread(override_key(override), added)
         if why and override_key(override) not in answer["referred"]:
             fix = "leave it out, or use the key that this checkout reads" if override in own else "use the keys of this checkout"
-            yield _composed_finding(False, f"{item.title}: {override} is accepted, but {why}: a run with it would be vacuous", fix)
-    rejected = {override_key(entry["override"]) for entry in answer["rejected"]}
-    for key, value, claimed in unmet_claims(item.claims, answer["values"]):
-        if key in rejected:  # it is said above why it is not as claimed
-            continue
-        theirs = next((word for word in own if override_key(word) == key), None)
-        fix = f"leave {theirs} out: with it the level would not prove its claim" if theirs else "use NeMo-RL's own script unchanged"
-        yield _composed_finding(False, f"{item.title} claims {key} = {claimed}, and the run would have {value}", fix)
+            yield configured_wrong(False, f"{item.title}: {override} is accepted, but {why}: a run with it would be vacuous", fix)
+    yield from unlike_claims(item.title, item.claims, answer, own, "NeMo-RL's own script")
     asked = _all_gpus(answer["values"])
     if item.gpus is not None and asked is not None and asked > item.gpus:
-        yield _composed_finding(False, f"{item.title} asks for {asked} GPUs, and {item.gpus} are to be used", f"--set options.gpus={asked}")
+        yield configured_wrong(False, f"{item.title} asks for {asked} GPUs, and {item.gpus} are to be used", f"--set options.gpus={asked}")
     if answer["values"].get(f"{MEGATRON}.enabled") is True:
         yield from _composed_sizes(item.title, answer["values"])
 
@@ -365,10 +333,10 @@ def _composed_sizes(title: str, values: Mapping[str, Any]) -> Iterator[Finding]:
     train, logprob = (values.get(key, ABSENT) for key in BATCHES)
     wrong = Sizes(tp, pp, cp).problem(world) if (world := _trainers(values)) else None
     if wrong:
-        yield _composed_finding(False, f"{title}: {wrong}", f"choose {TP}, {PP} and {CP} so that their product divides the GPUs that train")
+        yield configured_wrong(False, f"{title}: {wrong}", f"choose {TP}, {PP} and {CP} so that their product divides the GPUs that train")
     if tp >= GUARDED_TP and logprob not in (ABSENT, train):
         message = f"{title}: TP {tp} with train_micro_batch_size {train} and logprob_batch_size {logprob}: NeMo-RL refuses it"
-        yield _composed_finding(False, message, f"use TP 1 or 2; or set {BATCHES[0]} and {BATCHES[1]} to the same number")
+        yield configured_wrong(False, message, f"use TP 1 or 2; or set {BATCHES[0]} and {BATCHES[1]} to the same number")
 
 
 def _all_gpus(values: Mapping[str, Any]) -> int | None:
@@ -389,14 +357,6 @@ def _once(findings: Sequence[Finding]) -> list[Finding]:
     return list(dict.fromkeys(findings))
 
 
-def _composed_finding(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="configuration", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
-
-
-def _environment(message: str) -> Finding:
-    return Finding(name="configuration", ok=False, message=message, fix="make uv's environment of the checkout: uv sync")
-
-
 MACHINE = (
     *(FindingCode.GPUS, FindingCode.PYTHON, FindingCode.LAUNCHER, FindingCode.VENDORED_BRIDGE, FindingCode.MEGATRON_LM),
     *(FindingCode.VARIABLES, FindingCode.DISK_OF_THE_MODEL_CACHE),
@@ -411,8 +371,8 @@ def nemo_findings(context: Context) -> tuple[Finding, ...]:
     found = nemo_checkout.layout(place)
     of_the_machine = (
         lambda: expert_findings(context),
-        lambda: gpus_here(gpus(context), "run it on a cluster with --on"),
-        cache_room,
+        lambda: host.gpus_here(gpus(context), "run it on a cluster with --on"),
+        host.cache_room,
     )
     if not found.ok or place is None:
         return gather(lambda: found, uv_finding, lambda: given_model_findings(context), *of_the_machine)
@@ -439,25 +399,23 @@ def nemo_findings(context: Context) -> tuple[Finding, ...]:
     else:
         first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.code not in MACHINE))
         made += gather(lambda: given_model_findings(context))
-        made.append(_config(True, f"not composed, because this must be right before: {first}"))
+        made.append(configured_wrong(True, f"not composed, because this must be right before: {first}"))
     return tuple(dict.fromkeys(made))
 
 
 def _sizes(runs: Calls) -> list[Finding]:
-    """Parallel sizes divide the GPUs that train."""
     wrong = [f"{level} ({call.name}): {why}" for level, each in runs.items() for call in each if (why := call.sizes.problem(call.trainers))]
     fix = "choose --set options.tp=, pp=, cp=, ep=, etp= so that their products divide the GPUs"
-    return [_config(False, text, fix, "sizes") for text in wrong]
+    return [configured_wrong(False, text, fix, "sizes") for text in wrong]
 
 
 def _transports(runs: Calls, context: Context) -> list[Finding]:
-    """Those asked for are among those that the checkout has."""
     here = available(offered(context))
     lacking = [call.name for call in runs.get("refit", ()) if call.name not in here]
     if not lacking:
         return []
     message = f"refit: this NeMo-RL has no transport {', '.join(lacking)}; it has {', '.join(here)}"
-    return [_config(False, message, f"--set options.transports={','.join(here)}", "transports")]
+    return [configured_wrong(False, message, f"--set options.transports={','.join(here)}", "transports")]
 
 
 def _words(context: Context, place: Path) -> list[Finding]:
@@ -466,24 +424,19 @@ def _words(context: Context, place: Path) -> list[Finding]:
     while "--config" in words[:-1]:
         at = words.index("--config")
         del words[at : at + 2]
-    said = [(f"{word!r} is no Hydra override", f"{OVERRIDE_FORM}, or --config PATH") for word in words if not is_override(word)]
     places = [*context.arguments, str(context.run_dir), str(place), nemo_checkout.python_path(context)]
-    fix = "use paths and overrides without white space"
-    said += [(f"the script would split {word!r}", fix) for word in places if len(word.split()) != 1]
-    return [_config(False, message, fix, "arguments") for message, fix in said]
+    return word_findings(words, places, "script", f"{OVERRIDE_FORM}, or --config PATH")
 
 
 def _scripts(runs: Calls, place: Path) -> list[Finding]:
-    """The scripts are where the levels look for them."""
     made = []
     for script in dict.fromkeys(call.script for each in runs.values() for call in each):
         if not (place / script).is_file():
             here = [str(path.relative_to(place)) for path in (place / script).parent.glob("*.sh")]
             similar = difflib.get_close_matches(script, here, n=3)
             near = f"; similar scripts there: {', '.join(similar)}" if similar else ""
-            made.append(
-                _config(False, f"{place}: {script} is missing{near}", "check out a revision that has it, or leave the level out", "scripts")
-            )
+            fix = "check out a revision that has it, or leave the level out"
+            made.append(configured_wrong(False, f"{place}: {script} is missing{near}", fix, "scripts"))
     return made
 
 
@@ -499,13 +452,15 @@ def configuration(runs: Calls, context: Context, place: Path) -> list[Finding]:
         try:
             found = record_script(place / call.script, place, words, {**environment, **phase.env})
         except ScriptError as error:
-            made.append(_config(False, f"{title}: {error}", "use a clean checkout, and set the variables that the script asks for"))
+            made.append(
+                configured_wrong(False, f"{title}: {error}", "use a clean checkout, and set the variables that the script asks for")
+            )
             continue
         made += _unread(title, call, place, found) if call.assertions else []
         wanted += [ComposeRequest(title, training, call.claims, gpus(context), call.overrides) for training in found.trainings]
     made += named_model_findings([item.training for item in wanted], context)
     if wanted and not context.has_python:
-        made.append(_config(True, "not composed: there is no interpreter for it yet (see environment)"))
+        made.append(configured_wrong(True, "not composed: there is no interpreter for it yet (see environment)"))
     elif wanted:
         made += config_findings(wanted, place, [str(context.python)], environment, context.arguments)
     return made
@@ -518,8 +473,4 @@ def _unread(title: str, call: ScriptCall, place: Path, found: RecordedScript) ->
         return []
     message = f"{title}: {call.script} asserts {lost[0]}, which Seatrial does not read from it"
     more = f" ({len(lost)} of {len(found.assertions)} assertions)" if len(found.assertions) > 1 else ""
-    return [_config(False, message + more, "use NeMo-RL's own script unchanged, or leave the level out", "assertions")]
-
-
-def _config(ok: bool, message: str, fix: str = "", name: str = "configuration") -> Finding:
-    return Finding(name=name, ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
+    return [configured_wrong(False, message + more, "use NeMo-RL's own script unchanged, or leave the level out", "assertions")]

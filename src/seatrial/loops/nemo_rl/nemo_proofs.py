@@ -21,20 +21,9 @@ from seatrial.core.records import CheckResult
 from seatrial.core.series import Metrics, Series
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
-from seatrial.loops.base_loop import KEYS
 from seatrial.loops.console_lines import read_lines
-from seatrial.loops.nemo_rl.nemo_metrics import (
-    agreed,
-    every_step,
-    finite,
-    moved,
-    of_run,
-    steps_differ,
-    supervised,
-    trained_once,
-    training_runs,
-    two_computations,
-)
+from seatrial.loops.hydra import KEYS
+from seatrial.loops.nemo_rl import nemo_metrics
 from seatrial.loops.nemo_rl.nemo_outputs import ONLY, RESULTS, completed_steps, dumps, in_force, read_configs
 from seatrial.loops.nemo_rl.nemo_runs import CHECKPOINTS, CONVERTED_FOLDER, SAVING, converted_models
 from seatrial.loops.nemo_rl.script_reader import FACTS, own_checks, unexpanded
@@ -76,7 +65,6 @@ WORST_DROP = 0.1
 
 
 def of_level(level: str, phase: str, directory: Path, metrics: Metrics, claims: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """The proofs of one phase that its level asks for."""
     log = directory / phase / "run.log"
     text = read_text(log) if log.is_file() else ""
     if phase == "resume":
@@ -149,7 +137,6 @@ def parallel(log: Path) -> CheckResult:
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """Parallel sizes above 1."""
     found = {name: lookup(config, f"{MEGATRON}.{key}") for name, key in KEYS.items()}
     return {name: size for name, size in found.items() if type(size) is int and size > 1}
 
@@ -182,14 +169,8 @@ def _on(value: Any, least: int) -> bool:
 def drafted(text: str) -> CheckResult:
     """The draft model was trained, and its weights follow the policy's."""
     there, stale = DRAFT.search(text) is not None, UNSYNCED.search(text)
-    return proof(
-        "the draft model was trained and synchronised",
-        there and not stale,
-        "yes" if there else "no Draft Loss",
-        Boundary.REFIT,
-        "",
-        stale[0] if stale else "",
-    )
+    value, message = "yes" if there else "no Draft Loss", stale[0] if stale else ""
+    return proof("the draft model was trained and synchronised", there and not stale, value, Boundary.REFIT, "", message)
 
 
 def quantized(text: str) -> CheckResult:
@@ -269,8 +250,6 @@ DIAMOND = {"baseline": "baseline.json", "dtensor": "dtensor_2step.json", "mcore"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """One training phase of a level."""
-
     name: str
     directory: Path
     """Of the level."""
@@ -281,23 +260,19 @@ class Trained:
 
     @property
     def printed(self) -> list[dict[str, Any] | None]:
-        """The configurations that it printed."""
         return read_configs(self.log) if self.log.is_file() else []
 
     @property
     def log(self) -> Path:
-        """What its processes wrote."""
         return self.directory / self.name / "run.log"
 
     @property
     def runs(self) -> list[str]:
-        """The prefixes of its runs."""
         prefix = "" if self.name == ONLY else f"{self.name}/"
-        return [run for run in training_runs(self.metrics) if run.startswith(prefix)]
+        return [run for run in nemo_metrics.training_runs(self.metrics) if run.startswith(prefix)]
 
 
 def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-    """All proofs of a level."""
     facts = read_facts(directory / FACTS)
     claims = {str(row["phase"]): row["values"] for row in facts.of("claims")}
     made = [proof("facts are whole", False, str(item), Boundary.METRICS) for item in facts.damage]
@@ -312,7 +287,6 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
 
 
 def _phases(directory: Path) -> set[str]:
-    """The training phases that were run."""
     try:
         stored = read_as(directory / "phases.json", list[dict[str, Any]])
     except UserError:
@@ -321,18 +295,10 @@ def _phases(directory: Path) -> set[str]:
 
 
 def _expanded(facts: Facts) -> Iterator[CheckResult]:
-    """The script's own assertions were read as they would be run."""
     for row in facts.of("assertions"):
-        left = unexpanded(row["expressions"])
-        name = f"assertions of {Path(row['script']).name} were read"
-        yield proof(
-            name,
-            not left,
-            f"{len(row['expressions']) - len(left)} of {len(row['expressions'])}",
-            Boundary.METRICS,
-            "all",
-            "; ".join(left[:2]),
-        )
+        left, count = unexpanded(row["expressions"]), len(row["expressions"])
+        name, value = f"assertions of {Path(row['script']).name} were read", f"{count - len(left)} of {count}"
+        yield proof(name, not left, value, Boundary.METRICS, "all", "; ".join(left[:2]))
 
 
 def _of_phase(phase: Trained) -> Iterator[CheckResult]:
@@ -349,21 +315,20 @@ def _of_phase(phase: Trained) -> Iterator[CheckResult]:
         yield saved(phase)
     printed = phase.printed
     if phase.name != RESUME:  # which trains five times for three runs; what each of them was is a proof of its own
-        yield trained_once(phase.name, printed, phase.runs)
-        yield finite(phase.name, (text for _, _, text in read_lines(phase.log)) if phase.log.is_file() else (), printed)
+        yield nemo_metrics.trained_once(phase.name, printed, phase.runs)
+        yield nemo_metrics.finite(phase.name, (text for _, _, text in read_lines(phase.log)) if phase.log.is_file() else (), printed)
     for run in phase.runs:
-        yield every_step(run, phase.metrics, printed)
-        yield steps_differ(run, phase.metrics)
-        yield moved(run, phase.metrics)
-        if not supervised(phase.metrics, run):
+        yield nemo_metrics.every_step(run, phase.metrics, printed)
+        yield nemo_metrics.steps_differ(run, phase.metrics)
+        yield nemo_metrics.moved(run, phase.metrics)
+        if not nemo_metrics.supervised(phase.metrics, run):
             yield from _compared(run, phase, printed)
 
 
 def _compared(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> Iterator[CheckResult]:
-    """What a comparison of generator and trainer is worth."""
     yield tokens_counted(run, phase.metrics)
     yield unmasked(run, phase, printed)
-    made = (two_computations(run, phase.metrics, printed), agreed(run, phase.metrics, phase.asserted))
+    made = (nemo_metrics.two_computations(run, phase.metrics, printed), nemo_metrics.agreed(run, phase.metrics, phase.asserted))
     yield from (check for check in made if check)
 
 
@@ -382,7 +347,7 @@ def dumps_agree(phase: Trained) -> Iterator[CheckResult]:
     found |= {f"{phase.name}/{run}/": place / RESULTS / name for run, name in DIAMOND.items() if (place / RESULTS / name).is_file()}
     events = any("tfevents" in source and Path(source).is_relative_to(place) for source in phase.metrics.sources)
     for run in phase.runs:
-        name = f"metrics.json agrees with the event files{of_run(run)}"
+        name = f"metrics.json agrees with the event files{nemo_metrics.of_run(run)}"
         if not events:
             yield proof(name, False, "no event files", Boundary.METRICS, "", "the script's own dump alone cannot be compared with anything")
         elif run not in found:
@@ -425,13 +390,18 @@ def tokens_counted(run: str, metrics: Metrics) -> CheckResult:
     value = f"least {min(series.values):.6g}" if series and series.values else "not logged"
     message = f"below 1 at step {', '.join(map(str, low[:5]))}: everything was masked" if low else ""
     return proof(
-        f"tokens counted at every step{of_run(run)}", bool(series) and not low, value, Boundary.ROLLOUT, f">= {LEAST_ERROR}", message
+        f"tokens counted at every step{nemo_metrics.of_run(run)}",
+        bool(series) and not low,
+        value,
+        Boundary.ROLLOUT,
+        f">= {LEAST_ERROR}",
+        message,
     )
 
 
 def unmasked(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> CheckResult:
     """No sequence was left out because generator and trainer disagreed on it: the mean error of the rest says little."""
-    name, bound = f"no sequence was masked for its error{of_run(run)}", "0 %"
+    name, bound = f"no sequence was masked for its error{nemo_metrics.of_run(run)}", "0 %"
     series = phase.metrics.series.get(f"{run}train/num_masked_seqs_by_logprob_error")
     if series is None:
         off = bool(printed) and all(lookup(config or {"grpo": None}, THRESHOLD) in (None, ABSENT) for config in printed)
@@ -441,14 +411,8 @@ def unmasked(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> 
     kept = (valid.get(step) if valid else None) or 0.0
     share = count / (count + kept) if count else 0.0
     value = f"{share:.3g} of the sequences at step {step}" if count else f"none at {len(series)} steps"
-    return proof(
-        name,
-        bool(series.values) and not any(series.values),
-        value,
-        Boundary.ROLLOUT,
-        bound,
-        "masking hides outlier sequences" if count else "",
-    )
+    message = "masking hides outlier sequences" if count else ""
+    return proof(name, bool(series.values) and not any(series.values), value, Boundary.ROLLOUT, bound, message)
 
 
 def adapters(phase: Trained) -> CheckResult:
@@ -469,12 +433,6 @@ def saved(phase: Trained) -> CheckResult:
     place = phase.directory / phase.name / CHECKPOINTS
     last = place / f"step_{steps[-1] if steps else 0}"  # earlier ones may be removed
     there = any(path.is_file() for path in last.rglob("*"))
-    message = "" if there else f"{last} holds no file"
-    return proof(
-        f"a checkpoint was saved ({phase.name})",
-        bool(steps) and done and there,
-        f"steps {steps}" if steps else "no line says so",
-        Boundary.CHECKPOINT,
-        "",
-        message if done else "its writing was not timed",
-    )
+    message = ("" if there else f"{last} holds no file") if done else "its writing was not timed"
+    name, value = f"a checkpoint was saved ({phase.name})", f"steps {steps}" if steps else "no line says so"
+    return proof(name, bool(steps) and done and there, value, Boundary.CHECKPOINT, "", message)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from seatrial.core.guarded import parse_count, parse_step
+from seatrial.core.guarded import parse_step
 from seatrial.core.loop import Context, Phase
+from seatrial.core.records import OPTION
 from seatrial.core.specs import Level
-from seatrial.loops.base_loop import KEYS, Sizes, choice_option, int_option, override_key
+from seatrial.loops.hydra import KEYS, Sizes, last_count, override_key
 from seatrial.loops.nemo_rl import nemo_checkout, script_reader
-from seatrial.loops.nemo_rl.failed_level import relaxed
 from seatrial.loops.nemo_rl.nemo_checkout import Generation, checkout_of, generation, read_source
 
 GPUS = 2
@@ -38,8 +38,6 @@ MASKING = "seq_logprob_error_threshold"
 
 @dataclass(frozen=True, slots=True)
 class ScriptCall:
-    """One call of a script of the checkout."""
-
     name: str
     """Of the phase."""
     script: str
@@ -57,8 +55,7 @@ class ScriptCall:
 
 
 def gpus(context: Context) -> int:
-    """GPUs of the host."""
-    return int_option(context.options, "gpus", GPUS)
+    return int(context.options.get("gpus", GPUS))
 
 
 def model_overrides(context: Context) -> tuple[str, ...]:
@@ -89,12 +86,10 @@ def argument_claims(context: Context) -> dict[str, Any]:
 
 
 def size_claims(sizes: Sizes) -> dict[str, Any]:
-    """The parallel sizes."""
     return {f"policy.megatron_cfg.{KEYS[name]}": getattr(sizes, name) for name in KEYS}
 
 
 def size_overrides(sizes: Sizes) -> tuple[str, ...]:
-    """The parallel sizes, as overrides."""
     return tuple(f"{key}={value}" for key, value in size_claims(sizes).items())
 
 
@@ -125,15 +120,14 @@ RECIPES = "examples/configs/recipes"
 
 
 def why_no_architecture(options: Mapping[str, str]) -> str | None:
-    """Why level 5 cannot be run with these options, or None."""
     if "recipe" in options and "architecture" not in options:
         return None
     if "architecture" not in options:
         return f"say which architecture is meant: --set options.architecture={'|'.join(ARCHITECTURES)}"
-    kind = choice_option(options, "architecture", ARCHITECTURES)
+    kind = options["architecture"]
     if "recipe" in options:
         return None
-    if kind == "moe" and int_option(options, "ep", MOE_EP) < 2:
+    if kind == "moe" and int(options.get("ep", MOE_EP)) < 2:
         return "without expert parallelism nothing shows that the model has experts: --set options.ep=2, or name a recipe"
     if kind == "mtp":
         return (
@@ -145,7 +139,6 @@ def why_no_architecture(options: Mapping[str, str]) -> str | None:
 
 
 def architecture_call(context: Context) -> ScriptCall:
-    """The functional of the architecture."""
     kind = str(context.options.get("architecture", ""))
     if "recipe" in context.options:
         made = recipe_call(str(context.options["recipe"]), context)
@@ -156,7 +149,7 @@ def architecture_call(context: Context) -> ScriptCall:
         words = ["--config", str((checkout_of(context) or Path()) / CONFIGS[kind]), *words]
     if kind in ("moe", "fp8"):
         default = MOE_EP if kind == "moe" else 1
-        sizes = Sizes(ep=int_option(context.options, "ep", default), etp=int_option(context.options, "etp", 1))
+        sizes = Sizes(ep=int(context.options.get("ep", default)), etp=int(context.options.get("etp", 1)))
         words += [*size_overrides(sizes), "policy.generation.vllm_cfg.tensor_parallel_size=1"]
         claims |= size_claims(sizes)
     return ScriptCall("run", SCRIPTS[kind], steps, tuple(words), claims, sizes=sizes, trainers=gpus(context))
@@ -193,6 +186,12 @@ def variants(level: str, context: Context) -> tuple[ScriptCall, ...]:
     return tuple(replace(call, claims=relaxed(call.claims, context.options)) for call in _calls(level, context))
 
 
+def relaxed(claims: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The claims of a call without those on keys that an isolation changes on purpose (see `OPTION`)."""
+    changed = {word.partition("=")[0].lstrip("+~") for word in str(options.get(OPTION, "")).split()}
+    return {key: value for key, value in claims.items() if key not in changed}
+
+
 def _calls(level: str, context: Context) -> tuple[ScriptCall, ...]:
     match level:
         case "smoke":
@@ -213,7 +212,6 @@ def _calls(level: str, context: Context) -> tuple[ScriptCall, ...]:
 
 
 def _grpo(name: str, context: Context, steps: int, *overrides: str, claims: Mapping[str, Any] | None = None, **fields: Any) -> ScriptCall:
-    """The GRPO functional with settings on top."""
     count = (f"cluster.gpus_per_node={gpus(context)}",) if "gpus" in context.options else ()
     return ScriptCall(
         name=name,
@@ -238,7 +236,6 @@ def _lora_and_checkpoint(context: Context) -> tuple[ScriptCall, ...]:
 
 
 def no_peft(options: Mapping[str, Any], offers: Generation) -> str | None:
-    """Why the LoRA functional is not run."""
     if options.get("peft") == "broken":
         return "PEFT is broken in this NeMo-RL checkout (options.peft = broken): LoRA was not run; cover it with the Bridge's own tests"
     if not offers.peft or Path(LORA).name not in offers.scripts:
@@ -247,7 +244,6 @@ def no_peft(options: Mapping[str, Any], offers: Generation) -> str | None:
 
 
 def offered(context: Context) -> Generation:
-    """What the checkout offers."""
     place = checkout_of(context)
     return generation(place) if place is not None else generation(Path())
 
@@ -259,7 +255,6 @@ def transports(context: Context) -> tuple[str, ...]:
 
 
 def available(offers: Generation) -> tuple[str, ...]:
-    """Transports that this checkout has, by our names."""
     made = ["full"]
     made += ["packed"] if "packed" in offers.transports else []
     made += ["reshard"] if "nccl_reshard" in offers.transports and Path(RESHARD).name in offers.scripts else []
@@ -306,7 +301,6 @@ def delta_settings(offers: Generation) -> list[str]:
 
 
 def _value(text: str) -> Any:
-    """A value as the configuration holds it."""
     value = parse_step(text)
     return {"true": True, "false": False}.get(text, text if value is None else value)
 
@@ -319,11 +313,10 @@ def _megatron_generation(context: Context) -> ScriptCall:
 def stress_sizes(context: Context) -> Sizes:
     """As asked for; else tensor parallel over two GPUs."""
     given = context.options
-    return Sizes(*(int_option(given, name, 2 if name == "tp" else 1) for name in ("tp", "pp", "cp", "ep", "etp")))
+    return Sizes(*(int(given.get(name, 2 if name == "tp" else 1)) for name in ("tp", "pp", "cp", "ep", "etp")))
 
 
 def _parallelism(context: Context) -> ScriptCall:
-    """A maintained recipe, or the GRPO functional with explicit sizes."""
     if recipe := context.options.get("recipe"):
         call = recipe_call(str(recipe), context)
         asked = {key: size for key, size in size_claims(stress_sizes(context)).items() if _asked(key, context)}
@@ -336,13 +329,11 @@ def _parallelism(context: Context) -> ScriptCall:
 
 
 def _asked(key: str, context: Context) -> bool:
-    """Whether the user named this parallel size."""
     return any(key.endswith(f".{KEYS[name]}") for name in KEYS if name in context.options)
 
 
 def _learning(context: Context) -> ScriptCall:
-    """Twenty steps and more on data in a fixed order."""
-    steps = int_option(context.options, "steps", LEARNING_STEPS[0], *LEARNING_STEPS)
+    steps = int(context.options.get("steps", LEARNING_STEPS[0]))
     words = (*model_overrides(context), f"grpo.max_num_steps={steps}", "data.shuffle=false", "checkpointing.enabled=false")
     peft = no_peft(context.options, offered(context)) is None
     claims = {**common_claims(context, steps), "data.shuffle": False, **({"policy.megatron_cfg.peft.enabled": True} if peft else {})}
@@ -393,7 +384,6 @@ def _imports(calls: Sequence[ScriptCall], context: Context, directory: Path) -> 
 
 
 def training(call: ScriptCall, context: Context, directory: Path) -> Phase:
-    """One call of a script."""
     place = nemo_checkout.checkout_of(context) or Path()
     return Phase(
         name=call.name,
@@ -402,7 +392,7 @@ def training(call: ScriptCall, context: Context, directory: Path) -> Phase:
             *("--out", str(directory / call.name), *_sources(context), "--", *words(call, context, directory)),
         ),
         env={**call.variables, **nemo_checkout.witness_variables(context, directory), **_unbuffered(), **_converted(context, directory)},
-        steps=_steps(call, context.arguments),
+        steps=last_count(context.arguments, STEP_OVERRIDES, call.steps),
         processes=("driver", "worker"),
         cwd=place,
     )
@@ -435,9 +425,3 @@ def _sources(context: Context) -> tuple[str, ...]:
     if context.options.get("helpers") == "local":
         made += [word for core in nemo_checkout.bundled_core(context)[:1] for word in ("--helpers", str(core))]
     return tuple(made)
-
-
-def _steps(call: ScriptCall, arguments: Sequence[str]) -> int:
-    """Steps to reach: the user's own number counts, since it is what the loop will do."""
-    given = [word.partition("=")[2] for word in arguments if word.lstrip("+").startswith(STEP_OVERRIDES)]
-    return parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else call.steps

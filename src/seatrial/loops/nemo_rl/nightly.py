@@ -40,10 +40,7 @@ VARIABLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite(Nightly):
-    """One script of the test suites."""
-
     def incomplete(self, tree: Path, log: Path) -> str | None:
-        """Why an exit code of 0 does not count."""
         here = tree / self.script
         found = describe_nightly(self.script, read_text(here)) if here.is_file() else None
         return _without_table(log) or _too_few(tree / self.metrics, found.steps if found else self.steps)
@@ -90,7 +87,6 @@ def _values(script: str, block: str) -> dict[str, int]:
 
 
 def _sum(script: str, name: str, text: str, values: dict[str, int]) -> int:
-    """The value of shell arithmetic on known numbers."""
 
     def value(node: ast.expr) -> int:
         match node:
@@ -120,7 +116,6 @@ def _without_table(log: Path) -> str | None:
 
 
 def _too_few(metrics: Path, steps: int) -> str | None:
-    """Whether the last step was reached."""
     try:
         data = read_json(metrics)
     except UserError as error:
@@ -181,8 +176,6 @@ def describe_functional(script: Path, arguments: tuple[str, ...]) -> Functional 
 
 @dataclass(slots=True)
 class _Reading:
-    """What was seen of a script so far."""
-
     root: Path
     script: Path
     """The one that is called: results carry its name."""
@@ -212,7 +205,6 @@ class _Reading:
         self.unread += read_calls(text, self.seen)
 
     def seen(self, words: tuple[str, ...]) -> None:
-        """One command of a script."""
         names = [PurePosixPath(word).name for word in words]
         if (script := _script(words)) is not None and (place := self.place(script)) is not None:
             self.read(place)

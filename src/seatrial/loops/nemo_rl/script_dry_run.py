@@ -97,7 +97,6 @@ class ShadowCheckout:
         return self.folder / "calls.jsonl"
 
     def build(self) -> None:
-        """Make the shadow tree and the stand-ins."""
         self._shadow(Path())
         (self.home / "tmp").mkdir(parents=True)
         programs = self.folder / "bin"
@@ -132,7 +131,6 @@ class ShadowCheckout:
                 (shadow / entry.name).symlink_to(entry)
 
     def environment(self) -> dict[str, str]:
-        """What the script runs with."""
         path = os.pathsep.join((str(self.folder / "bin"), self.given.get("PATH") or os.defpath))
         ours = {"HOME": self.home, "GIT_CONFIG_GLOBAL": self.home / ".gitconfig", "TMPDIR": self.home / "tmp"}
         return {**self.given, "PATH": path, "BASH_ENV": str(self.folder / "afterwards.sh"), **{k: str(v) for k, v in ours.items()}}
@@ -144,7 +142,6 @@ class ShadowCheckout:
         return salt.hex(), made
 
     def written(self) -> set[str]:
-        """Files and empty folders beside the script."""
         found = [path for path in self.script.parent.rglob("*") if not path.is_symlink()]
         names = ((path, path.relative_to(self.root).as_posix()) for path in found)
         return {name if path.is_file() else f"{name}/" for path, name in names if path.is_file() or not any(path.iterdir())}
@@ -162,7 +159,6 @@ class ShadowCheckout:
         return {"argv": [self.real(word) for word in row["argv"]], "cwd": self.real(row["cwd"]), "environment": kept}
 
     def real(self, text: str) -> str:
-        """A text with the checkout's paths instead of the shadow's."""
         home = self.given.get("HOME", "~")
         return text.replace(str(self.root), str(self.checkout)).replace(str(self.home), home)
 
@@ -185,8 +181,6 @@ class ScriptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One start of a program of NeMo-RL."""
-
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     program: str
@@ -258,7 +252,6 @@ def _assertions(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _trainings(row: Mapping[str, Any], stage: ShadowCheckout) -> Iterator[Training]:
-    """The training that a call starts, if it does."""
     argv = row["argv"]
     for place, word in enumerate(argv):
         path = Path(row["cwd"], word)
@@ -271,7 +264,6 @@ def _trainings(row: Mapping[str, Any], stage: ShadowCheckout) -> Iterator[Traini
 
 
 def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The last `--config`, and everything else."""
     config, overrides, left = None, [], iter(words)
     for word in left:
         if word == "--config":
@@ -314,7 +306,6 @@ def _call(call: ScriptCall, context: Context, place: Path, directory: Path) -> I
 
 
 def _variables(training: Training, before: dict[str, str]) -> str:
-    """What the script sets on top of the environment."""
     own = {key: value for key, value in training.environment.items() if before.get(key) != value and key.isupper()}
     ours = ("HOME", "PATH", "GIT_CONFIG_GLOBAL", "SHLVL", "PWD", "OLDPWD", "TMPDIR")
     return " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(own.items()) if key not in ours) or "no variable of its own"

@@ -61,7 +61,6 @@ class Command:
 
 
 def commands(text: str) -> Iterator[Command]:
-    """The commands of a script."""
     words: list[str] = []
     word: str | None = None
     array = False
@@ -94,7 +93,6 @@ def _inside(mark: str) -> Iterator[Command]:
 
 
 def _unquoted(match: re.Match[str]) -> str:
-    """The text of one lexeme, without its quotes."""
     if match["double"] is not None:
         return re.sub(r"\\([\"\\$`])", lambda pair: pair[1].replace("$", KEPT), match["double"])
     fixed = match["single"] if match["single"] is not None else match["escaped"]
@@ -119,7 +117,6 @@ class Reader:
     """Commands that were come to; those of a function that nobody is known to call are not."""
 
     def read(self, text: str) -> None:
-        """Read a whole script."""
         self._run(tuple(commands(text)), [{}])
 
     def _run(self, script: Sequence[Command], known: list[Values]) -> None:
@@ -178,7 +175,6 @@ def _assign(values: Values, name: str, words: tuple[str, ...], sure: bool) -> No
 
 
 def _bare(words: tuple[str, ...], keywords: Sequence[str] = LEADING) -> tuple[str, ...]:
-    """A command without the keywords before it."""
     while words and words[0] in keywords:
         words = words[1:]
     return words
@@ -260,7 +256,6 @@ def _read(script: Path) -> list[tuple[str, str]]:
 
 
 def unexpanded(expressions: tuple[str, ...] | list[str]) -> list[str]:
-    """Those that hold a shell variable whose value is not known."""
     return [expr for expr in expressions if "$" in expr]
 
 
@@ -284,8 +279,6 @@ def prefixed(expr: str, prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CheckerCall:
-    """One call of the checker, as it is written."""
-
     metrics: str
     """"" where none is given."""
     expressions: tuple[str, ...]

@@ -52,8 +52,6 @@ MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Seconds by part, over all steps."""
-
     seconds: dict[str, float]
     source: str
     """Where the parts were read: `timers`, `log` or `metrics`."""
@@ -69,7 +67,6 @@ class Transfer:
         return part, self.seconds[part] / whole
 
     def __str__(self) -> str:
-        """For a report."""
         most = self.dominating()
         waited = f"{self.total:.3g} s in all, " if self.total is not None else ""
         return f"{waited}{most[0]} dominates ({most[1]:.0%}): {MEANING[most[0]]}" if most else f"{waited}no part was timed"
@@ -98,7 +95,6 @@ def _sums(timed: Iterator[tuple[str, float]]) -> dict[str, float]:
 
 
 def _timers(metrics: Metrics, prefix: str) -> Iterator[tuple[str, float]]:
-    """The timers of the older generation."""
     for tag, series in metrics.series.items():
         name = tag.rpartition("/")[2]
         if tag.startswith(prefix + OLDER) and name not in NESTED:
@@ -106,7 +102,6 @@ def _timers(metrics: Metrics, prefix: str) -> Iterator[tuple[str, float]]:
 
 
 def _lines(log: Path) -> Iterator[tuple[str, float]]:
-    """The key=value lines of HEAD."""
     for match in LINE.finditer(read_text(log)):
         for item in match[2].split():
             key, _, text = item.partition("=")
@@ -121,7 +116,6 @@ def _of_metrics(metrics: Metrics, prefix: str) -> Iterator[tuple[str, float]]:
 
 
 def _whole(metrics: Metrics, prefix: str, total: float | None) -> dict[str, float]:
-    """One timer around everything."""
     series = metrics.series.get(prefix + WHOLE)
     if series is None:
         return {}

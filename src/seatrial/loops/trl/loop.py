@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from functools import cache
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from seatrial.checks.step import FILE, limitations
-from seatrial.core.loop import Context, Fault, Phase, Vacuity, gather
+from seatrial.checks.step import level_limitations
+from seatrial.core.guarded import parse_step
+from seatrial.core.loop import Context, Fault, Loop, Measures, Option, Phase, finding, gather
 from seatrial.core.records import CheckResult, Finding
 from seatrial.core.series import Metrics
-from seatrial.core.specs import Level, Milestone, Signals, Signature
+from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.trl.fault_names import FAULTS
-from seatrial.loops.base_loop import PackagedLoop, read_tables
-from seatrial.loops.model_files import ModelUse, model_findings
-from seatrial.loops.trl import trl_metrics, trl_preflight, trl_proofs
-from seatrial.loops.trl.trl_metrics import SIGNALS
-from seatrial.loops.trl.trl_preflight import max_steps
+from seatrial.loops import VLLM_CPU
+from seatrial.loops.host_findings import ModelUse, model_findings
+from seatrial.loops.trl import trl_metrics, trl_proofs
+from seatrial.runtime.command import NoAnswerError, run_command
 
-HERE = Path(__file__).parent
 DRIVE = "seatrial.instruments.trl"
 SEED = "42"
 SEEDS = 5
@@ -34,16 +33,8 @@ COMMON = (
 REUSED = 2
 """Optimizer steps that one generation serves: a checkpoint lies between two generations."""
 PROVING = (
-    *(
-        "--per_device_train_batch_size",
-        "12",
-        "--gradient_accumulation_steps",
-        "3",
-        "--num_generations",
-        "4",
-        "--num_iterations",
-        str(REUSED),
-    ),
+    *("--per_device_train_batch_size", "12", "--gradient_accumulation_steps", "3", "--num_generations", "4"),
+    *("--num_iterations", str(REUSED)),
     *("--temperature", "0.8", "--top_k", "40", "--top_p", "0.95", "--min_p", "0.05", "--repetition_penalty", "1.1"),
     *("--reward_weights", "1.0", "0.5", "--beta", "0.1", "--epsilon", "0.05", "--epsilon_high", "0.08"),
     *("--learning_rate", "2e-3", "--lr_scheduler_type", "cosine", "--warmup_steps", "2", "--weight_decay", "0.1"),
@@ -70,55 +61,127 @@ UNTIED = "tiny-untied"
 """Of level 3, unless a model is given: vLLM's CPU build cannot refit tied embeddings."""
 
 
+EVERY = "every level"
+REUSE = "refits and rewards are counted per step, and a resume begins with a generation"
+OWNED: dict[str, tuple[str, str]] = {
+    "output_dir": (EVERY, "the run directory is where the evidence is"),
+    "logging_steps": (EVERY, "every step must be logged"),
+    "logging_strategy": (EVERY, "every step must be logged"),
+    "logging_nan_inf_filter": (EVERY, "NaN must be seen"),
+    "resume_from_checkpoint": (EVERY, "level 1 resumes by itself"),
+    "save_strategy": ("lora-resume", "the checkpoint in the middle is what is resumed from"),
+    "save_only_model": ("lora-resume", "optimizer and random state are part of the claim"),
+    "ignore_data_skip": ("lora-resume", "the resumed run must go on with the data where the first stopped"),
+    "save_steps": ("lora-resume", "the checkpoint in the middle is what is resumed from"),
+    "beta": ("smoke lora-resume", "the reference model is part of the claim"),
+    "num_iterations": ("lora-resume refit vllm learning", REUSE),
+    "steps_per_generation": ("lora-resume refit vllm learning", REUSE),
+    "reward_weights": ("architectures learning", "pictures and learning have one reward"),
+    "per_device_train_batch_size": ("ranks", "two ranks must take the rows of one"),
+    "neftune_noise_alpha": (EVERY, "noise in the policy's embeddings hides whether its reference starts as the policy"),
+}
+LEAST_STEPS = {"smoke": 2, "lora-resume": 3, "refit": 3, "vllm": 3, "ranks": 2, "architectures": 2, "learning": 8}
+_bad = partial(finding, "arguments", False, boundary=Boundary.CONFIG)
+
+
+def given_argument(arguments: Sequence[str]) -> dict[str, str]:
+    """Names and values of `--name value` and `--name=value`; TRL's parser takes dashes for underscores, and `--no_name`."""
+    found = {}
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
+        name, separator, value = word.partition("=")
+        if name.startswith("--"):
+            found[name[2:].replace("-", "_").removeprefix("no_")] = value if separator else following
+    return found
+
+
+def max_steps(arguments: Sequence[str]) -> int | None:
+    return parse_step(given_argument(arguments).get("max_steps", ""))
+
+
+def float_of(text: str) -> float:
+    """A number; what is none is TRL's to refuse, and counts as one that is not zero."""
+    try:
+        return float(text)
+    except ValueError:
+        return 1.0
+
+
+def argument_findings(levels: Sequence[str], arguments: Sequence[str]) -> tuple[Finding, ...]:
+    made = []
+    for name in given_argument(arguments):
+        owner, why = OWNED.get(name, ("", ""))
+        if owner == EVERY or set(owner.split()) & set(levels):
+            made.append(_bad(f"--{name} is set by the level: {why}", f"leave --{name} out"))
+    if given_argument(arguments).get("loss_type") == "bnpo" and "ranks" in levels:
+        made.append(_bad("--loss_type bnpo averages over each rank's own tokens: two ranks do not follow one", "leave level 4 out"))
+    if "ranks" in levels and float_of(given_argument(arguments).get("entropy_coef", "0")) != 0:
+        made.append(_bad("--entropy_coef averages over each rank's own tokens: two ranks do not follow one", "leave level 4 out"))
+    steps = max_steps(arguments)
+    least = max((LEAST_STEPS.get(level, 1) for level in levels), default=1)
+    if "max_steps" in given_argument(arguments) and (steps is None or steps < least):
+        made.append(_bad(f"--max_steps must be a number of at least {least} for these levels", f"--max_steps {least}"))
+    return tuple(made)
+
+
+VLLM_OPTION = "vllm_python"
+VLLM_MEANING = "interpreter with vLLM for level 3, where it is not the one of the trainer or of the environment vllm-cpu"
+VLLM_LEVEL = "vllm"
+SECONDS = 60
+_ASK = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+
+
+def vllm_interpreter(context: Context) -> Path | None:
+    given = context.options.get(VLLM_OPTION)
+    if given:
+        return Path(str(given))
+    return context.python if has_vllm(context.python) else context.environments.get(VLLM_CPU)
+
+
 @cache
-def _levels() -> tuple[Level, ...]:
-    return read_tables(HERE / "levels.toml", "level", Level)
+def has_vllm(python: Path) -> bool:
+    """Whether an interpreter can import vLLM, without importing it."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    try:
+        return run_command([python, "-c", _ASK], SECONDS, env={**kept, "PYTHONSAFEPATH": "1"}).code == 0
+    except NoAnswerError:
+        return False
 
 
-class Trl(PackagedLoop):
-    """See `seatrial.core.loop.Loop` for the contract."""
+def vllm_findings(context: Context) -> tuple[Finding, ...]:
+    if VLLM_LEVEL not in context.levels:
+        return ()
+    python = vllm_interpreter(context)
+    if python is None:
+        message = f"level 3 needs vLLM: {context.python} has none, and the environment {VLLM_CPU} is not built"
+        return (finding("vllm", False, message, f"seatrial env build {VLLM_CPU}"),)
+    if not has_vllm(python):
+        fix = f"name an interpreter that has vLLM with --set options.{VLLM_OPTION}=PATH, or leave the option out"
+        return (finding("vllm", False, f"level 3 needs vLLM, and {python} cannot import it", fix),)
+    return (finding("vllm", True, f"level 3 runs vLLM in {python}"),)
 
+
+class Trl(Loop):
     name = "trl"
     title = "TRL"
+    folder = Path(__file__).parent
     default_model = "tiny-dense"
-    environment: str | None = "trl"
-
-    def options(self) -> Mapping[str, str]:
-        """One, a path."""
-        return {trl_preflight.VLLM_OPTION: trl_preflight.VLLM_MEANING}
-
-    def configured(self, options: Mapping[str, str]) -> Self:
-        """The same loop with them."""
-        made = copy.copy(super().configured(options))
-        made.chosen = {name: str(Path(text).absolute()) for name, text in options.items()}
-        return made
-
-    def environments(self) -> Mapping[str, Path]:
-        """The pinned environment."""
-        return {"trl": HERE / "environment.lock"}
-
-    def levels(self) -> tuple[Level, ...]:
-        """The ladder of levels.toml."""
-        return _levels()
-
-    def milestones(self) -> tuple[Milestone, ...]:
-        """Those of milestones.toml."""
-        return read_tables(HERE / "milestones.toml", "milestone", Milestone)
-
-    def signatures(self) -> tuple[Signature, ...]:
-        """Those of signatures.toml."""
-        return read_tables(HERE / "signatures.toml", "signature", Signature)
+    environment = "trl"
+    options = (Option(VLLM_OPTION, VLLM_MEANING, "path"),)
+    measures = Measures(
+        signals=trl_metrics.SIGNALS,
+        read_console=trl_metrics.read_console,
+        steps_reached=trl_metrics.steps_reached,
+        steps_planned=trl_metrics.steps_planned,
+        log_interval=trl_metrics.log_interval,
+        vacuous=trl_metrics.vacuous,
+        unseen=trl_metrics.unseen,
+        is_clock=trl_metrics.is_clock,
+    )
 
     def faults(self) -> Mapping[str, Fault]:
-        """Those of instruments/trl/fault_names.py."""
         return dict(FAULTS)
 
-    def instruments(self) -> tuple[Path, ...]:
-        """Packages that run inside the loop's interpreter."""
-        return (HERE.parents[1] / "instruments" / "trl",)
-
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
-        """The processes of one level."""
         make = _PhaseBuilder(level, context, directory)
         match level.name:
             case "smoke":
@@ -138,7 +201,7 @@ class Trl(PackagedLoop):
             case "refit":
                 return make.proven("run", (*RECORDED, "--rollouts", "generator"), (*PROVING, *PLAIN, *EACH))
             case "vllm":
-                server = ("--vllm-python", str(trl_preflight.vllm_interpreter(context) or "PYTHON-WITH-VLLM"))
+                server = ("--vllm-python", str(vllm_interpreter(context) or "PYTHON-WITH-VLLM"))
                 untied = UNTIED if context.model == self.default_model else None
                 run, shadow = make.proven("run", (*RECORDED, "--rollouts", "vllm", *server), (*PROVING, *PLAIN, *EACH), model=untied)
                 own, corrected = (*RECORDED, "--rollouts", "synced", *server), (*PROVING, *EACH, *CORRECTED)
@@ -166,9 +229,7 @@ class Trl(PackagedLoop):
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """A given model must be a local directory with weights and a tokenizer, and its tokenizer must load offline; level 3 needs vLLM."""
         return gather(
-            lambda: trl_preflight.argument_findings(context.levels, context.arguments),
-            lambda: self._model(context),
-            lambda: trl_preflight.vllm_findings(context),
+            lambda: argument_findings(context.levels, context.arguments), lambda: self._model(context), lambda: vllm_findings(context)
         )
 
     def _model(self, context: Context) -> tuple[Finding, ...]:
@@ -176,7 +237,7 @@ class Trl(PackagedLoop):
             return model_findings(Path(context.model), context, ModelUse(build=f"seatrial env build {self.environment}", own=True))
         ok = context.model in MADE
         message = f"{context.model} is made locally" if ok else f"no such model: {context.model}; known: {', '.join(MADE)}"
-        return (Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix="" if ok else f"--model {MADE[0]}"),)
+        return (finding("model", ok, message, f"--model {MADE[0]}", Boundary.DATA),)
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """A model that was made here has no pretrained weights, and level 3's is another than that of the other levels."""
@@ -184,60 +245,13 @@ class Trl(PackagedLoop):
             return ()
         made = "a tiny model with random weights, made locally: no pretrained weights were tested"
         other = f"an untied Llama ({UNTIED}) stood in for {self.default_model}, whose embeddings are tied: none such were refitted"
-        return (made, other) if level.name == trl_preflight.VLLM_LEVEL else (made,)
+        return (made, other) if level.name == VLLM_LEVEL else (made,)
 
     def shortfalls(self, level: Level, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
-        """What the tables of knobs of its recorded runs say."""
-        return limitations(sorted(path.parent for path in directory.rglob(FILE) if "attempts" not in path.parts))
-
-    def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
-        """One metrics.jsonl per phase; a level with several phases tells them apart by prefix."""
-        found = sorted(directory.glob("*/metrics.jsonl"))
-        return {("" if path.parent.name == "run" else f"{path.parent.name}/"): (path,) for path in found}
-
-    def read_console(self, log: Path) -> Metrics:
-        """Metrics from the rows that the trainer prints."""
-        return trl_metrics.read_console(log)
+        return level_limitations(directory)
 
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-        """What the facts prove."""
         return trl_proofs.prove(level, directory, metrics)
-
-    def steps_reached(self, metrics: Metrics) -> int | None:
-        """The least last step of all training runs: a level with several is done when each of them is.
-
-        The row that closes a run counts as a loss does: losses may be logged less often than at every step.
-        """
-        runs: dict[str, int] = {}
-        for tag, series in metrics.series.items():
-            run, _, name = tag.rpartition("/")
-            if name in ("loss", "train_runtime") and not trl_metrics.is_evaluation(run) and series.steps:
-                runs[run] = max(runs.get(run, 0), series.steps[-1])
-        return min(runs.values(), default=metrics.last_step())
-
-    def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
-        """max_steps of the trainer_state.json files, or what the log says."""
-        return trl_metrics.steps_planned(paths)
-
-    def signals(self) -> Signals:
-        """Of Trainer."""
-        return SIGNALS
-
-    def log_interval(self, paths: tuple[Path, ...]) -> int | None:
-        """logging_steps of the trainer_state.json files."""
-        return trl_metrics.log_interval(paths)
-
-    def vacuous(self, metrics: Metrics) -> Vacuity | None:
-        """No reward variance, or a learning rate of zero."""
-        return trl_metrics.vacuous(metrics)
-
-    def is_clock(self, metric: str) -> bool:
-        """Times and rates."""
-        return trl_metrics.is_clock(metric)
-
-    def unseen(self, metrics: Metrics) -> str | None:
-        """No gradient norm, or no spread of rewards."""
-        return trl_metrics.unseen(metrics)
 
 
 def world_size(phase: Phase) -> int:
@@ -246,8 +260,6 @@ def world_size(phase: Phase) -> int:
 
 
 class _PhaseBuilder:
-    """Builds the phases of one level."""
-
     def __init__(self, level: Level, context: Context, directory: Path) -> None:
         self.level, self.context, self.directory = level, context, directory
 
@@ -277,7 +289,6 @@ class _PhaseBuilder:
         module: str = "train",
         ranks: int = 1,
     ) -> Phase:
-        """One call of the driver."""
         context = self.context
         start = [str(context.python), "-m"]
         if ranks > 1:

@@ -20,10 +20,10 @@ from seatrial.core.files import read_json
 from seatrial.core.guarded import BadValue, as_float, parse_float, parse_literal, parse_whole
 from seatrial.core.loop import Vacuity
 from seatrial.core.records import CheckResult
-from seatrial.core.series import Damage, Metrics, Overlap, Series
+from seatrial.core.series import Damage, Metrics, Overlap
 from seatrial.core.specs import Bound, Signals
 from seatrial.core.verdict import Boundary
-from seatrial.loops.console_lines import read_lines
+from seatrial.loops.console_lines import as_series, read_lines
 
 ROW = re.compile(r"""\{['"](loss|reward|num_tokens|train_runtime|eval_\w+)['"]: [^{}]*\}?""")
 """A row, or the beginning of a torn one."""
@@ -44,8 +44,6 @@ Values = dict[str, float]
 
 @dataclass(slots=True)
 class _Row:
-    """One printed row."""
-
     kind: str
     values: Values
     step: int | None
@@ -57,8 +55,6 @@ class _Row:
 
 @dataclass(slots=True)
 class _Console:
-    """What was read from a log."""
-
     rows: list[_Row] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     announced: int | None = None
@@ -86,7 +82,7 @@ def read_console(log: Path) -> Metrics:
         found.damage += [
             Damage(str(log), f"line {row.line}", 1, f"the value of {key!r} is not a number") for key in row.texts if key in numeric
         ]
-    series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
+    series = as_series(points)
     closing = next((row.values for row in reversed(found.rows) if row.kind == "end"), {})
     return Metrics(
         series=series,
@@ -238,6 +234,16 @@ def _end_by_epochs(rows: Iterable[_Row], taken: int | None) -> int | None:
     return round(end) if unsure < 0.5 and end > taken else None
 
 
+def steps_reached(metrics: Metrics) -> int | None:
+    """The least last step of all training runs. The row that closes a run counts, since losses may be logged less often."""
+    runs: dict[str, int] = {}
+    for tag, series in metrics.series.items():
+        run, _, name = tag.rpartition("/")
+        if name in ("loss", "train_runtime") and not is_evaluation(run) and series.steps:
+            runs[run] = max(runs.get(run, 0), series.steps[-1])
+    return min(runs.values(), default=metrics.last_step())
+
+
 def steps_planned(paths: tuple[Path, ...]) -> int | None:
     """The largest max_steps of the trainer_state.json files among or below `paths`; else what a log among them says."""
     files = [file for path in paths for file in (path.rglob("trainer_state.json") if path.is_dir() else [path])]
@@ -253,7 +259,6 @@ def log_interval(paths: tuple[Path, ...]) -> int | None:
 
 
 def _stated(files: Iterable[Path], key: str) -> list[int]:
-    """What trainer_state.json files say of their run."""
     found = []
     for file in files:
         if file.name == "trainer_state.json":
@@ -310,7 +315,6 @@ ABSOLUTE = 1e-5
 
 
 def is_clock(name: str) -> bool:
-    """Whether a metric measures time."""
     return any(word in name.rpartition("/")[2] for word in TIMES)
 
 
@@ -357,7 +361,6 @@ def is_evaluation(run: str) -> bool:
 
 
 def vacuous(metrics: Metrics) -> Vacuity | None:
-    """Why this run could not have shown anything, or None."""
     for tag, series in sorted(metrics.series.items(), key=lambda item: (not item[0].endswith("learning_rate"), item[0])):
         run, _, name = tag.rpartition("/")
         where = "" if run in ("train", "") else f" in {run}"
@@ -374,7 +377,6 @@ def vacuous(metrics: Metrics) -> Vacuity | None:
 
 
 def unseen(metrics: Metrics) -> str | None:
-    """What a Pass would claim of any training run and these metrics do not show, or None."""
     names = {tag.rpartition("/")[2] for tag in metrics.series}
     if "grad_norm" not in names:
         return "no gradient norm was logged, so nothing shows that anything was trained"

@@ -40,16 +40,10 @@ def synced(facts: Facts, phase: str, begin: int, last: int, lora: bool) -> list[
     wrong = [name for row in (*rows, *base) for name in (*row["unknown"], *row["absent"], *row["wrong"])]
     steps = [row["step"] for row in rows]
     names, where, wanted = len(rows[0]["sent"]) if rows else 0, f" ({phase})", list(range(begin, last + 1))
+    value = f"{names} tensors, {len(bad)} of {len(rows) + len(base)} syncs wrong"
     made = [
         proof(f"weights go to the generator at every step{where}", steps == wanted, span(steps), Boundary.REFIT, span(wanted)),
-        proof(
-            f"the generator holds what was sent: bit-equal{where}",
-            bool(rows) and not bad,
-            f"{names} tensors, {len(bad)} of {len(rows) + len(base)} syncs wrong",
-            Boundary.REFIT,
-            "all",
-            few(wrong),
-        ),
+        proof(f"the generator holds what was sent: bit-equal{where}", bool(rows) and not bad, value, Boundary.REFIT, "all", few(wrong)),
         _follows(facts, rows, base, begin, where),
     ]
     if lora:
@@ -112,7 +106,6 @@ CONTROL_STEPS = 2
 
 
 def prove(level: Level, directory: Path, metrics: Metrics, strategy: str) -> tuple[CheckResult, ...]:
-    """All proofs of a level."""
     facts = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
     none = Facts(())
     made = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in facts.values() for item in each.damage]
@@ -150,14 +143,7 @@ def _phases(level: Level) -> dict[str, int]:
 
 
 def trained(
-    facts: Facts,
-    metrics: Metrics,
-    phase: str,
-    begin: int,
-    last: int,
-    roles: tuple[str, ...],
-    lora: tuple[str, ...] = (),
-    per_step: int = 1,
+    facts: Facts, metrics: Metrics, phase: str, begin: int, last: int, roles: tuple[str, ...], lora: tuple[str, ...] = (), per_step: int = 1
 ) -> list[CheckResult]:
     """One run did all it was to do: every parameter, every update, every sync, every rollout. `lora` names the roles with adapters."""
     made = []
@@ -189,6 +175,8 @@ def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bo
     moved = sum(first["weights"].get(name) != rows[-1]["weights"].get(name) for name in names)
     drifted = [name for name in frozen if first["weights"][name] != rows[-1]["weights"].get(name)]
     counts = [row["updates"] for row in rows[1:]]
+    each = counts == [[step * per_step] * 2 for step in range(begin + 1, last + 1)]
+    updates = "one optimizer update" if per_step == 1 else f"{per_step} optimizer updates"
     what = "only adapters train" if lora else "no parameter is frozen"
     return [
         proof(f"{what}{where}", chosen, f"{run['trainable']} of {run['total']}", boundary),
@@ -196,13 +184,7 @@ def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bo
         proof(f"every trained tensor changed{where}", not stuck, f"{moved} of {len(names)}", boundary, "all", few(stuck)),
         proof(f"frozen tensors did not{where}", not drifted, f"{len(drifted)} of {len(frozen)} moved", boundary, "0", few(drifted)),
         proof(f"gradients reach every tensor{where}", reached, f"{len(silent)} without", boundary, "0", few(silent)),
-        proof(
-            f"{'one optimizer update' if per_step == 1 else f'{per_step} optimizer updates'} per step{where}",
-            counts == [[step * per_step] * 2 for step in range(begin + 1, last + 1)],
-            f"{counts[-1]}",
-            boundary,
-            f"{last * per_step}",
-        ),
+        proof(f"{updates} per step{where}", each, f"{counts[-1]}", boundary, f"{last * per_step}"),
     ]
 
 
@@ -213,13 +195,8 @@ def _moved(before: Row, after: Row, names: list[str]) -> bool:
 def reference(facts: Facts, phase: str) -> CheckResult:
     """The reference is a model of its own, and starts as the actor."""
     run = facts.one("parameters", role="reference")
-    name = f"the reference starts as the actor ({phase})"
-    found = equal(
-        name,
-        weight_state(facts, "reference", "start", 0).get("weights") if run else None,
-        weight_state(facts, "actor", "start", 0).get("weights"),
-    )
-    return replace(found, run=phase)
+    own, actor = (weight_state(facts, role, "start", 0).get("weights") for role in ("reference", "actor"))
+    return replace(equal(f"the reference starts as the actor ({phase})", own if run else None, actor), run=phase)
 
 
 def rolled_out(facts: Facts, phase: str, begin: int, last: int) -> list[CheckResult]:
@@ -231,33 +208,21 @@ def rolled_out(facts: Facts, phase: str, begin: int, last: int) -> list[CheckRes
     scored, expected = len(facts.of("reward")), sum(row["expected"] for row in rows)
     spread = {row["score"] for row in facts.of("reward")}
     wanted, where = list(range(begin + 1, last + 1)), f" ({phase})"
+    value = f"{failed} prompts, {lost} trajectories"
     return [
         proof(f"rollouts for every step{where}", steps == wanted, span(steps), Boundary.ROLLOUT, span(wanted)),
-        proof(
-            f"no rollout was lost{where}",
-            bool(rows) and not failed and not lost,
-            f"{failed} prompts, {lost} trajectories",
-            Boundary.ROLLOUT,
-            "0",
-        ),
+        proof(f"no rollout was lost{where}", bool(rows) and not failed and not lost, value, Boundary.ROLLOUT, "0"),
         proof(f"every trajectory was scored{where}", bool(scored) and scored == expected, f"{scored}", Boundary.REWARD, f"{expected}"),
         proof(f"rewards differ{where}", len(spread) > 1, f"{len(spread)} values", Boundary.REWARD, "> 1"),
     ]
 
 
 def logged(metrics: Metrics, phase: str, begin: int, last: int) -> CheckResult:
-    """Metrics of every step are there, and of no other."""
     series = metrics.series.get(f"{phase}/training/global_step")
     found, wanted = set(series.steps) if series else set(), set(range(begin + 1, last + 1))
-    return CheckResult(
-        name=f"every step was logged ({phase})",
-        kind="proof",
-        passed=bool(wanted) and found == wanted,
-        value=f"{len(found & wanted)} of {len(wanted)}",
-        threshold="all",
-        steps=tuple(sorted(found)),
-        missing=tuple(sorted(wanted - found)),
-    )
+    whole, value = bool(wanted) and found == wanted, f"{len(found & wanted)} of {len(wanted)}"
+    every = proof(f"every step was logged ({phase})", whole, value, Boundary.METRICS, "all")
+    return replace(every, steps=tuple(sorted(found)), missing=tuple(sorted(wanted - found)))
 
 
 def is_clock(name: str) -> bool:
@@ -286,7 +251,6 @@ def resume(full: Facts, resumed: Facts, metrics: Metrics, middle: int, last: int
 
 
 def checkpoint_files(strategy: str) -> list[str]:
-    """What a checkpoint of actor and critic consists of."""
     if strategy != "megatron":
         made = [f"{role}/{part}_world_size_1_rank_0.pt" for role in ("actor", "critic") for part in ("model", "optim", "extra_state")]
         return [*made, "data.pt"]

@@ -1,7 +1,4 @@
-"""verl on this machine's CPU: the phases of a level, and whether the changes can be imported in its environment.
-
-Each phase is one call of `instruments/verl/train.py`, which starts verl's own `main_ppo`. `OWNED` settings cannot be overridden.
-"""
+"""verl on this machine's CPU: the phases of a level, and whether the changes can be imported in its environment."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 
 from seatrial.checks.step import FILE
 from seatrial.core.guarded import BadValue, parse_json
-from seatrial.core.loop import Context, Phase, gather
+from seatrial.core.loop import Context, Phase, finding, gather
 from seatrial.core.records import CheckResult, Finding
 from seatrial.core.records import replace as replace_record
 from seatrial.core.series import Metrics
@@ -21,8 +18,8 @@ from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.verl.import_check import MARK
 from seatrial.instruments.verl.verl_process import PARTS, RECORD_VARIABLE
-from seatrial.loops.base_loop import int_option, is_override
-from seatrial.loops.model_files import ModelUse, model_findings
+from seatrial.loops.host_findings import ModelUse, model_findings
+from seatrial.loops.hydra import is_override
 from seatrial.loops.verl.cpu_proofs import CONTROL_STEPS, prove
 from seatrial.loops.verl.cpu_settings import GRPO, GRPO_LOSS, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, RECORDED, SETTINGS
 from seatrial.loops.verl.verl_checkout import import_path, witness_variables
@@ -129,12 +126,10 @@ class Cpu:
         self.strategy, self.settings = strategy, SETTINGS[strategy]
 
     def levels(self, ladder: Sequence[Level], options: Mapping[str, str]) -> tuple[Level, ...]:
-        """The ladder, with the asked number of steps for level 5."""
-        steps = int_option(options, "steps", LEARNING_STEPS[0], *LEARNING_STEPS)
+        steps = int(options.get("steps", LEARNING_STEPS[0]))
         return tuple(replace_record(level, **{"steps": steps} if level.name == "learning" else {}) for level in ladder)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
-        """The processes of one level."""
         make, steps = _CpuPhaseBuilder(self, context, directory), level.steps or 0
         if level.name == "smoke":
             return self._smoke(make, steps)
@@ -178,7 +173,6 @@ class Cpu:
         )
 
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-        """What the facts of the level prove."""
         return prove(level, directory, metrics, self.strategy)
 
     def plugins(self) -> tuple[str, ...]:
@@ -191,7 +185,7 @@ class Cpu:
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """What is given has an effect and does not touch what the proofs rest on; the model is there; the changes can be imported."""
         idle = [
-            _finding("options", False, Boundary.CONFIG, f"options.{name} has no effect on a CPU", "leave it out")
+            finding("options", False, f"options.{name} has no effect on a CPU", "leave it out", Boundary.CONFIG)
             for name in ON_GPUS
             if name in context.options
         ]
@@ -204,12 +198,11 @@ class Cpu:
 
     def _model(self, context: Context) -> tuple[Finding, ...]:
         if context.model == self.DEFAULT_MODEL:
-            return (_finding("model", True, Boundary.DATA, f"{context.model} is made locally"),)
+            return (finding("model", True, f"{context.model} is made locally", boundary=Boundary.DATA),)
         use = ModelUse(build="seatrial env build verl-cpu", template=True, own=True)
         return model_findings(Path(context.model), context, use)
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
-        """What holds of every level on a CPU."""
         megatron = (
             "Megatron-Core ran its own local layers and torch's AdamW with one process over gloo on a CPU: "
             "no Transformer Engine, no CUDA kernel, no parallelism"
@@ -232,13 +225,10 @@ class Cpu:
 
 
 class _CpuPhaseBuilder:
-    """Builds the phases of one level."""
-
     def __init__(self, side: Cpu, context: Context, directory: Path) -> None:
         self.side, self.context, self.directory = side, context, directory
 
     def phase(self, name: str, steps: int, overrides: tuple[str, ...], options: tuple[str, ...] = ()) -> Phase:
-        """One call of the driver."""
         context, out = self.context, self.directory / name
         fixed = ("--out", str(out), "--model", context.model, "--models", str(context.run_dir / "models"), *options)
         last = (*self.side.settings.common, *overrides, f"trainer.total_training_steps={steps}", *context.arguments)
@@ -282,13 +272,9 @@ class _CpuPhaseBuilder:
 def _argument(word: str) -> Finding | None:
     key = word.lstrip("+~").partition("=")[0]
     if not is_override(word):
-        return _finding("arguments", False, Boundary.CONFIG, f"{word!r} is no Hydra override", "write KEY=VALUE")
+        return finding("arguments", False, f"{word!r} is no Hydra override", "write KEY=VALUE", Boundary.CONFIG)
     locked = next((beginning for beginning in OWNED if key.startswith(beginning)), None)
     if locked is None:
         return None
     message = f"{key} cannot be overridden on a CPU: the proofs rest on what begins with {locked}"
-    return _finding("arguments", False, Boundary.CONFIG, message, f"leave {key} out")
-
-
-def _finding(name: str, ok: bool, boundary: Boundary, message: str, fix: str = "") -> Finding:
-    return Finding(name=name, ok=ok, boundary=boundary, message=message, fix=fix)
+    return finding("arguments", False, message, f"leave {key} out", Boundary.CONFIG)

@@ -16,11 +16,7 @@ _ALWAYS: dict[str, Any] = {
     "actor_rollout_ref.rollout.load_format": "dummy",
     "reward.reward_model.enable": False,
 }
-_FSDP2_CLAIMS: dict[str, Any] = {
-    "model_engine": "dp",
-    "actor_rollout_ref.actor.strategy": "fsdp2",
-    "critic.strategy": "fsdp2",
-}
+_FSDP2_CLAIMS: dict[str, Any] = {"model_engine": "dp", "actor_rollout_ref.actor.strategy": "fsdp2", "critic.strategy": "fsdp2"}
 _MEGATRON_CLAIMS: dict[str, Any] = {
     "model_engine": "megatron",
     "actor_rollout_ref.actor.strategy": "megatron",
@@ -56,7 +52,6 @@ _SAVING = ("full", "resumed")
 
 
 def phase_claims(strategy: str, phase: str, steps: int) -> dict[str, Any]:
-    """By dotted key."""
     own = _megatron(phase) if strategy == "megatron" else _fsdp2(phase)
     return _ALWAYS | own | _BY_PHASE[phase] | {"trainer.total_training_steps": steps}
 
@@ -165,8 +160,6 @@ LEARN = ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.val_kwargs.
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What depends on the engine."""
-
     common: tuple[str, ...]
     actor_lora: tuple[str, ...]
     critic_lora: tuple[str, ...]

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.core.errors import FindingCode, code_of
-from seatrial.core.guarded import parse_count, parse_json, parse_step
-from seatrial.core.loop import Context, Phase
+from seatrial.core.guarded import parse_json, parse_step
+from seatrial.core.loop import Context, Phase, finding
 from seatrial.core.records import Finding
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
-from seatrial.loops import model_files
-from seatrial.loops.base_loop import KEYS, Sizes, choice_option, int_option
-from seatrial.loops.model_files import KINDS, ModelUse, cache_room, hub_snapshot
-from seatrial.loops.model_files import model_findings as file_findings
+from seatrial.loops.host_findings import KINDS, ModelUse, cache_room, config_is_kind, hub_snapshot
+from seatrial.loops.host_findings import model_findings as file_findings
+from seatrial.loops.hydra import KEYS, Sizes, last_count
 from seatrial.loops.verl import verl_checkout
 from seatrial.loops.verl.verl_checkout import WRAPPER, checkout_of, engine, extras, launcher
 from seatrial.runtime.command import NoAnswerError, run_command
@@ -29,8 +28,6 @@ ROLES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One call of a script of the checkout."""
-
     name: str
     """Of the phase."""
     steps: int
@@ -46,8 +43,7 @@ class Variant:
 
 
 def gpus(context: Context) -> int:
-    """GPUs that the run uses."""
-    return int_option(context.options, "gpus", GPUS)
+    return int(context.options.get("gpus", GPUS))
 
 
 def common_variables(context: Context) -> dict[str, str]:
@@ -91,7 +87,6 @@ def _places(model: str) -> list[Path]:
 
 
 def model_directory(model: str) -> Path | None:
-    """The local directory of a model, or None."""
     return next((place.absolute() for place in _places(model) if (place / "config.json").is_file()), None)
 
 
@@ -114,7 +109,7 @@ def model_settings(context: Context) -> dict[str, Any]:
 
 def is_kind(context: Context, kind: str) -> bool:
     """Whether the model is of an architecture, by its own config.json."""
-    return model_files.config_is_kind(model_settings(context), kind)
+    return config_is_kind(model_settings(context), kind)
 
 
 def data_files(context: Context, dataset: str = "gsm8k") -> tuple[str, str]:
@@ -126,15 +121,14 @@ def data_files(context: Context, dataset: str = "gsm8k") -> tuple[str, str]:
 
 
 def gpu_model_findings(context: Context) -> tuple[Finding, ...]:
-    """The model is here, complete, and the cache has room."""
     made = list(_model_findings_of(context))
     if context.options.get("model_config"):
         made.append(_dummy(Path(str(context.options["model_config"]))))
     if context.options.get("reward_model"):
         there = (Path(str(context.options["reward_model"])) / "config.json").is_file()
         message = f"{context.options['reward_model']}: {'found' if there else 'no reward model: config.json is missing'}"
-        fix = "" if there else "name a local directory, or leave reward_model out for the rule reward"
-        made.append(Finding(name="reward model", ok=there, boundary=Boundary.REWARD, message=message, fix=fix))
+        fix = "name a local directory, or leave reward_model out for the rule reward"
+        made.append(finding("reward model", there, message, fix, Boundary.REWARD))
     made.append(cache_room())
     return tuple(made)
 
@@ -202,8 +196,7 @@ def _wrong_parquet(path: Path, column: str) -> str | None:
 
 def _too_few(file: str, context: Context) -> str | None:
     """Fewer rows than a batch, with which verl's loader is empty; None also where the loop's interpreter cannot count them."""
-    given = [word.partition("=")[2] for word in context.arguments if word.lstrip("+").startswith(f"{BATCH}=")]
-    least = parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else BATCH_ROWS
+    least = last_count(context.arguments, (f"{BATCH}=",), BATCH_ROWS)
     try:
         done = run_command([context.python, "-I", "-c", COUNT_ROWS, file], COUNT_SECONDS, cwd=Path(file).parent, own_session=True)
     except NoAnswerError:
@@ -226,12 +219,11 @@ ENGINES = {VLM_SCRIPT: "vllm", MTP_SCRIPT: "sglang"}
 
 
 def why_no_architecture(options: Mapping[str, str]) -> str | None:
-    """Why level 4 cannot be run with these options, or None."""
     if "architecture" not in options:
         return f"say which architecture is meant: --set options.architecture={'|'.join(ARCHITECTURES)}"
-    kind = choice_option(options, "architecture", ARCHITECTURES)
+    kind = options["architecture"]
     if kind == "moe":
-        return None if int_option(options, "gpus", GPUS) > 1 else "expert parallelism needs at least 2 GPUs"
+        return None if int(options.get("gpus", GPUS)) > 1 else "expert parallelism needs at least 2 GPUs"
     if kind == "qat":
         return "no script of verl's repository turns QAT on: its recipe lives elsewhere (docs/low_precision/nvfp4_qat.md)"
     script = VLM_SCRIPT if kind == "vlm" else MTP_SCRIPT
@@ -255,10 +247,9 @@ def architecture_findings(context: Context) -> tuple[Finding, ...]:
 
 
 def example_script(context: Context) -> Variant:
-    """One step of an example script."""
     mtp = context.options.get("architecture") == "mtp"
     script = MTP_SCRIPT if mtp else VLM_SCRIPT
-    sizes = Sizes(tp=int_option(context.options, "tp", 2), pp=int_option(context.options, "pp", 1))
+    sizes = Sizes(tp=int(context.options.get("tp", 2)), pp=int(context.options.get("pp", 1)))
     train, val = data_files(context, "gsm8k" if mtp else "geo3k")
     path = model_path(context)
     variables = {
@@ -293,7 +284,6 @@ FUSION = tuple(f"{role}.megatron.override_transformer_config.gradient_accumulati
 
 
 def variants(level: str, context: Context, directory: Path) -> tuple[Variant, ...]:
-    """The calls of one level, in order."""
     match level:
         case "smoke":
             return (_wrapped("run", context, directory),)
@@ -307,7 +297,7 @@ def variants(level: str, context: Context, directory: Path) -> tuple[Variant, ..
         case "architecture":
             if context.options.get("architecture") != "moe":
                 return (example_script(context),)
-            sizes = Sizes(ep=int_option(context.options, "ep", 2), etp=int_option(context.options, "etp", 1))
+            sizes = Sizes(ep=int(context.options.get("ep", 2)), etp=int(context.options.get("etp", 1)))
             return (_wrapped("run", context, directory, sizes=sizes),)
         case "learning":
             return (_learning(context, directory),)
@@ -317,20 +307,17 @@ def variants(level: str, context: Context, directory: Path) -> tuple[Variant, ..
 def stress_sizes(context: Context) -> Sizes:
     """As asked for; else two of each, as far as the GPUs reach."""
     count, given = gpus(context), context.options
-    tp = int_option(given, "tp", 2)
-    pp = int_option(given, "pp", 2 if count % (2 * tp) == 0 else 1)
-    cp = int_option(given, "cp", 2 if count % (2 * tp * pp) == 0 else 1)
-    ep = int_option(given, "ep", 2 if is_kind(context, "moe") and count % (2 * pp) == 0 else 1)
-    return Sizes(tp, pp, cp, ep, int_option(given, "etp", 1))
+    tp = int(given.get("tp", 2))
+    pp = int(given.get("pp", 2 if count % (2 * tp) == 0 else 1))
+    cp = int(given.get("cp", 2 if count % (2 * tp * pp) == 0 else 1))
+    ep = int(given.get("ep", 2 if is_kind(context, "moe") and count % (2 * pp) == 0 else 1))
+    return Sizes(tp, pp, cp, ep, int(given.get("etp", 1)))
 
 
 def _save_and_resume(context: Context, directory: Path) -> tuple[Variant, ...]:
     """Two processes that share one directory of checkpoints: below the level, so no other run's can be in it."""
     place = directory / "save" / "checkpoints"
-    made = (
-        _wrapped("save", context, directory, save=1),
-        _wrapped("resume", context, directory, save=1, steps=2, resume="auto"),
-    )
+    made = (_wrapped("save", context, directory, save=1), _wrapped("resume", context, directory, save=1, steps=2, resume="auto"))
     exact = {"trainer.default_local_dir": str(place)}
     return tuple(
         replace(item, checkpoints=place, claims={**item.claims, **exact, "trainer.total_training_steps": item.steps}) for item in made
@@ -339,7 +326,7 @@ def _save_and_resume(context: Context, directory: Path) -> tuple[Variant, ...]:
 
 def _learning(context: Context, directory: Path) -> Variant:
     """More steps, in a fixed order of the data, validated at the start and at the end."""
-    steps = int_option(context.options, "steps", LEARNING_STEPS[0], *LEARNING_STEPS)
+    steps = int(context.options.get("steps", LEARNING_STEPS[0]))
     made = _wrapped("run", context, directory, steps=steps)
     validation = directory / "run" / "validation"
     return replace(
@@ -416,7 +403,6 @@ RAY_ENV = "++ray_kwargs.ray_init.runtime_env.env_vars."
 
 
 def phases(level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
-    """The import check, then each call of a script."""
     calls = variants(level.name, context, directory)
     return (_imports(calls, context, directory), *(training(call, context, directory) for call in calls))
 
@@ -445,7 +431,7 @@ def training(call: Variant, context: Context, directory: Path) -> Phase:
         name=call.name,
         argv=("bash", call.script, *_overrides(call, context, directory, own), *context.arguments),
         env={**call.variables, **own},
-        steps=_steps(call, context.arguments),
+        steps=last_count(context.arguments, ("trainer.total_training_steps=",), call.steps),
         processes=PROCESSES,
         cwd=verl_checkout.checkout_of(context),
     )
@@ -470,9 +456,3 @@ def _overrides(call: Variant, context: Context, directory: Path, inside: Mapping
         *(() if context.options.get("reward_model") else ("reward.reward_model.enable=False",)),
         *call.overrides,
     )
-
-
-def _steps(call: Variant, arguments: Sequence[str]) -> int:
-    """Steps to reach: the user's own number counts, since it is what the loop will do."""
-    given = [word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("trainer.total_training_steps=")]
-    return parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else call.steps

@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seatrial.checks.probe_facts import proof, read_facts, trained_with, unmet_claims
+from seatrial.checks.probe_facts import proof, read_facts, trained_with
 from seatrial.core.errors import FindingCode
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, as_float, parse_count, parse_json
-from seatrial.core.loop import Context, gather
-from seatrial.core.records import CheckResult, Finding, replace
+from seatrial.core.loop import Context, finding, gather
+from seatrial.core.records import CheckResult, Finding
 from seatrial.core.series import Metrics
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
-from seatrial.loops.base_loop import OVERRIDE_FORM, int_option, is_override
 from seatrial.loops.console_lines import read_lines
 from seatrial.loops.host_findings import ask, gpus_here
+from seatrial.loops.hydra import configured_wrong, rejected, unlike_claims, with_options, word_findings
 from seatrial.loops.verl import gpu_runs, verl_checkout
 from seatrial.loops.verl.gpu_runs import GPUS, LEARNING_STEPS, Variant, gpus, phases, training, variants
-from seatrial.loops.verl.verl_checkout import CONFIG, import_path, interpreter
+from seatrial.loops.verl.verl_checkout import CONFIG
 from seatrial.loops.verl.verl_log import in_force, skipped_steps
 from seatrial.runtime.command import NoAnswerError, run_command
 
@@ -57,17 +57,13 @@ class ScriptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ScriptRecording:
-    """How the script starts training."""
-
     argv: tuple[str, ...]
     environment: Mapping[str, str]
 
     def launch(self) -> tuple[str, ...]:
-        """The words before `-m verl.trainer.main_ppo`."""
         return self.argv[: self.argv.index(MAIN) - 1]
 
     def config_name(self) -> str:
-        """The configuration that is composed."""
         named = [word.partition("=")[2] for word in self._words() if word.startswith("--config-name=")]
         return named[-1] if named else "ppo_trainer"
 
@@ -123,37 +119,18 @@ def compose(
     try:
         answers = ask(start, COMPOSER, checkout, environment, COMPOSE_SECONDS, {"config_dir": str(checkout / CONFIG), "runs": runs})
     except NoAnswerError as error:
-        return [_environment(f"the configuration could not be composed in {error}")]
+        message = f"the configuration could not be composed in {error}"
+        return [finding("configuration", False, message, "install verl's dependencies (hydra-core) into the loop's Python")]
     made = [finding for run, answer in zip(wanted, answers, strict=True) for finding in _judge(run, answer, own)]
-    return made or [_config(True, f"{len(wanted)} runs composed, {sum(len(run['keys']) for run in runs)} values as claimed")]
+    return made or [configured_wrong(True, f"{len(wanted)} runs composed, {sum(len(run['keys']) for run in runs)} values as claimed")]
 
 
 def _judge(run: HydraRequest, answer: Mapping[str, Any], own: Sequence[str]) -> list[Finding]:
     if answer["error"]:
-        return [_config(False, f"{run.title}: verl's own configuration does not compose: {answer['error']}", "use a clean verl checkout")]
-    made = []
-    for entry in answer["rejected"]:
-        override, near = entry["override"], entry["near"]
-        known = f"; nearest known: {', '.join(near)}" if near else ""
-        fix = (
-            "correct it, or leave it out"
-            if override in own
-            else "wrapper and configuration are of different versions: use a clean checkout"
-        )
-        made.append(_config(False, f"{run.title}: this verl rejects {override}{known} ({entry['reason'][:200]})", fix))
-    for key, value, claimed in unmet_claims(run.claims, answer["values"]):
-        theirs = next((word for word in own if word.lstrip("+~").startswith(f"{key}=")), None)
-        fix = f"leave {theirs} out: with it the level would not prove its claim" if theirs else "use verl's own wrapper unchanged"
-        made.append(_config(False, f"{run.title} claims {key} = {claimed}, and the run would have {value}", fix))
-    return made
-
-
-def _config(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="configuration", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
-
-
-def _environment(message: str) -> Finding:
-    return Finding(name="configuration", ok=False, message=message, fix="install verl's dependencies (hydra-core) into the loop's Python")
+        message = f"{run.title}: verl's own configuration does not compose: {answer['error']}"
+        return [configured_wrong(False, message, "use a clean verl checkout")]
+    found = rejected(run.title, answer, own, "verl", lambda _: "wrapper and configuration are of different versions: use a clean checkout")
+    return [*found, *unlike_claims(run.title, run.claims, answer, own, "verl's own wrapper")]
 
 
 MACHINE = (FindingCode.GPUS, FindingCode.CPUS)
@@ -169,25 +146,19 @@ def findings(context: Context) -> tuple[Finding, ...]:
     """What must be right before a GPU is touched; the configuration is composed only when the rest is."""
     place = verl_checkout.checkout_of(context)
     found = verl_checkout.layout(place)
+    places = [*context.arguments, str(context.run_dir), verl_checkout.python_path(context), *gpu_runs.data_files(context)]
     of_the_machine = (
         lambda: gpu_runs.gpu_model_findings(context),
         lambda: gpu_runs.architecture_findings(context),
         lambda: gpus_here(gpus(context), "--device cpu, or run it on a cluster with --on"),
         lambda: _cpus(context),
-        lambda: _words(context),
+        lambda: word_findings(context.arguments, places, "wrapper"),
     )
     if not found.ok or place is None:
         return gather(lambda: found, *of_the_machine)
     calls = {name: variants(name, context, context.run_dir / "levels" / name) for name in context.levels}
-    made = [
-        *gather(
-            lambda: found,
-            lambda: verl_checkout.launching(context),
-            lambda: verl_checkout.shadowing(context),
-            *of_the_machine,
-            lambda: _sizes(calls, gpus(context)),
-        )
-    ]
+    checkout = (lambda: found, lambda: verl_checkout.launching(context), lambda: verl_checkout.shadowing(context))
+    made = list(gather(*checkout, *of_the_machine, lambda: _sizes(calls, gpus(context))))
     if all(finding.ok or finding.code in MACHINE for finding in made):
         made += gather(lambda: _configuration(calls, context, place))
     else:
@@ -198,16 +169,11 @@ def findings(context: Context) -> tuple[Finding, ...]:
 
 
 def _cpus(context: Context) -> tuple[Finding, ...]:
-    """The CPUs that a Ray started here would have."""
     if os.environ.get("RAY_ADDRESS") or any(STORAGE_UNITS in word or "ray_init.num_cpus" in word for word in context.arguments):
         return ()
     count, least = os.cpu_count() or 1, QUEUE_CPUS + CPUS_PER_GPU * gpus(context)
     message = f"{count} CPUs here, {least} needed by Ray's actors"
-    return (_machine("CPUs", count >= least, message, f"use a larger host, or -- {STORAGE_UNITS}=1"),)
-
-
-def _machine(name: str, ok: bool, message: str, fix: str) -> Finding:
-    return Finding(name=name, ok=ok, boundary=Boundary.CLUSTER, message=message, fix="" if ok else fix)
+    return (finding("CPUs", count >= least, message, f"use a larger host, or -- {STORAGE_UNITS}=1", Boundary.CLUSTER),)
 
 
 def _sizes(calls: Mapping[str, Sequence[Variant]], count: int) -> list[Finding]:
@@ -218,17 +184,6 @@ def _sizes(calls: Mapping[str, Sequence[Variant]], count: int) -> list[Finding]:
             fix = "choose --set options.tp=, pp=, cp=, ep=, etp= so that their products divide the GPUs"
             made.append(Finding(name="sizes", ok=False, boundary=Boundary.CONFIG, message=f"{level}: {wrong}", fix=fix))
     return made
-
-
-def _words(context: Context) -> list[Finding]:
-    """Arguments must be overrides; and the wrapper passes them on unquoted: one with white space would become two."""
-    strange = [word for word in context.arguments if not is_override(word)]
-    places = [*context.arguments, str(context.run_dir), verl_checkout.python_path(context), *gpu_runs.data_files(context)]
-    split = [word for word in places if len(word.split()) != 1]
-    fix = "use paths and overrides without white space"
-    said = [(f"{word!r} is no Hydra override", OVERRIDE_FORM) for word in strange]
-    said += [(f"the wrapper would split {word!r}", fix) for word in split]
-    return [Finding(name="arguments", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix) for message, fix in said]
 
 
 def _configuration(calls: Mapping[str, Sequence[Variant]], context: Context, place: Path) -> list[Finding]:
@@ -254,14 +209,7 @@ def _configuration(calls: Mapping[str, Sequence[Variant]], context: Context, pla
             made.append(Finding(name="launcher", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix))
         wanted.append(HydraRequest(title, recording, call.claims))
     if wanted and verl_checkout.launcher(context) == "python" and not context.has_python:
-        made.append(
-            Finding(
-                name="configuration",
-                ok=True,
-                boundary=Boundary.CONFIG,
-                message="not composed: there is no interpreter for it yet (see environment)",
-            )
-        )
+        made.append(configured_wrong(True, "not composed: there is no interpreter for it yet (see environment)"))
     elif wanted:
         extras = next(call.extras for each in calls.values() for call in each)
         made += compose(wanted, place, verl_checkout.start_words(context, extras), environment, context.arguments)
@@ -280,7 +228,6 @@ LEAST_T = 2.33
 
 
 def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
-    """All proofs of a level on GPUs."""
     facts = read_facts(directory / "imports" / "facts.jsonl")
     claims = {str(row["phase"]): row["values"] for row in facts.of("claims")}
     made = [proof("facts are whole", False, str(item), Boundary.METRICS) for item in facts.damage]
@@ -308,7 +255,6 @@ def adapters(phase: str, log: Path) -> CheckResult:
 
 
 def every_step(metrics: Metrics) -> CheckResult:
-    """No step is missing between the first and the last."""
     skipped = skipped_steps(metrics)
     return proof("every step was logged", skipped is None, "no" if skipped else "yes", Boundary.METRICS, "", skipped or "")
 
@@ -321,16 +267,11 @@ def resumed(directory: Path, metrics: Metrics) -> list[CheckResult]:
     right = bool(found) and all(Path(match[1]) == place / "global_step_1" and match[2] == "1" for match in found)
     scratch = any(SCRATCH in text for text in said)
     series = metrics.series.get("resume/training/global_step")
+    steps = list(series.steps) if series else []
     tracker = read_text(place / TRACKER).strip() if (place / TRACKER).is_file() else "absent"
     return [
         proof("resumed from the checkpoint of this level", right and not scratch, _where(found, scratch), Boundary.CHECKPOINT, "step 1"),
-        proof(
-            "the resumed run trains step 2 only",
-            series is not None and series.steps == (2,),
-            f"steps {list(series.steps) if series else []}",
-            Boundary.CHECKPOINT,
-            "[2]",
-        ),
+        proof("the resumed run trains step 2 only", steps == [2], f"steps {steps}", Boundary.CHECKPOINT, "[2]"),
         proof("the last checkpoint is that of step 2", tracker == "2", tracker, Boundary.CHECKPOINT, "2"),
         *(complete(place / f"global_step_{step}") for step in (1, 2)),
     ]
@@ -382,22 +323,20 @@ def _scores(path: Path) -> dict[str, float] | None:
     return means if all(math.isfinite(mean) for mean in means.values()) else None
 
 
-__all__ = ["DEFAULT_MODEL", "findings", "import_path", "interpreter", "levels", "limitations", "phases", "proofs"]
+__all__ = ["DEFAULT_MODEL", "findings", "levels", "limitations", "phases", "proofs"]
 
 DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B"
 
 
 def levels(ladder: Sequence[Level], options: Mapping[str, str]) -> tuple[Level, ...]:
-    """The ladder with these options: what cannot be run says why, and a cluster is asked for the GPUs that are used."""
-    count = int_option(options, "gpus", GPUS)
-    costs = [replace(level.cost, gpus=count) for level in ladder]
-    return tuple(replace(level, cost=cost, **_changed(level, options)) for level, cost in zip(ladder, costs, strict=True))
+    """The ladder with these options: what cannot be run says why."""
+    return with_options(ladder, options, GPUS, _changed)
 
 
 def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
     if level.name == "learning":
-        return {"steps": int_option(options, "steps", LEARNING_STEPS[0], *LEARNING_STEPS)}
-    if level.name == "parallelism" and int_option(options, "gpus", GPUS) < 2:
+        return {"steps": int(options.get("steps", LEARNING_STEPS[0]))}
+    if level.name == "parallelism" and int(options.get("gpus", GPUS)) < 2:
         return {"skip": "one GPU has nothing to be parallel with: name more with --set options.gpus=N"}
     if level.name == "architecture":
         return {"skip": gpu_runs.why_no_architecture(options)}
@@ -405,7 +344,6 @@ def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
 
 
 def limitations(level: Level, context: Context) -> tuple[str, ...]:
-    """What this configuration leaves out."""
     made = []
     if not context.options.get("reward_model"):
         made.append("rewards came from a rule: no reward model was served")

@@ -1,7 +1,4 @@
-"""The verl checkout that is driven: its place, its wrapper, how the wrapper starts Python, and the variables of the import witness.
-
-Nothing here runs anything; a directory that is no checkout is a finding.
-"""
+"""The verl checkout that is driven: its place, its wrapper, how the wrapper starts Python, and the variables of the import witness."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from seatrial.core.guarded import real_path
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
+from seatrial.loops import hydra
 
 WRAPPER = "tests/special_e2e/run_ppo_trainer_megatron.sh"
 VERSION = "verl/version/version"
@@ -34,10 +32,7 @@ CLONE = "git clone https://github.com/verl-project/verl.git, then --verl PATH"
 
 def checkout_of(context: Context) -> Path | None:
     """The checkout: the one that was named, or the verl under test."""
-    named = context.options.get("verl")
-    if named:
-        return Path(named).absolute()
-    return next((Path(repo.path) for repo in context.changes if "verl" in repo.packages), None)
+    return hydra.checkout_of(context, "verl", "verl")
 
 
 def knows_uv(checkout: Path | None) -> bool:
@@ -47,7 +42,6 @@ def knows_uv(checkout: Path | None) -> bool:
 
 
 def uv_environment(checkout: Path) -> Path:
-    """Where `uv run` in this checkout has its environment."""
     return checkout / os.environ.get("UV_PROJECT_ENVIRONMENT", ".venv")
 
 
@@ -82,7 +76,6 @@ def worker_command(context: Context, chosen: Sequence[str]) -> str | None:
 
 
 def engine(context: Context) -> str:
-    """The rollout engine."""
     return str(context.options.get("engine", "vllm"))
 
 
@@ -124,8 +117,7 @@ def bundled_core(context: Context) -> list[Path]:
 
 
 def python_path(context: Context) -> str:
-    """PYTHONPATH of every process of the loop, as the trial sets it for the driver; workers must have the same."""
-    return os.pathsep.join((*context.import_path(), *import_path(context), str(context.run_dir / "instruments")))
+    return hydra.python_path(context, import_path(context))
 
 
 def layout(checkout: Path | None) -> Finding:
@@ -199,17 +191,12 @@ def _finding(ok: bool, message: str, fix: str = "") -> Finding:
 WITNESS_MODULE = "seatrial.instruments.verl.import_witness"
 REFIT = "SEATRIAL_REFIT_FACTS"
 """Where the refit probe writes; the user turns it on, and workers on other nodes must be told."""
-WATCH = ("verl", "megatron.core", "megatron.bridge", "torch", "transformers", "ray", "vllm", "sglang")
 
 
 def witness_variables(context: Context, directory: Path, plugins: tuple[str, ...] = ()) -> dict[str, str]:
     """For the processes of one level directory; `plugins` are loaded after the witness."""
-    tested = [f"{package}={repo.import_root}" for repo in context.changes for package in repo.packages if repo.import_root]
-    tested += [f"megatron.core={place}" for place in bundled_core(context)]
     return {
         "VERL_USE_EXTERNAL_MODULES": ",".join((WITNESS_MODULE, *plugins)),
-        "SEATRIAL_IMPORTS": str(directory),
-        "SEATRIAL_UNDER_TEST": os.pathsep.join(tested),
-        "SEATRIAL_WATCH": ",".join(WATCH),
+        **hydra.witness_variables(context, directory, bundled_core(context), "verl"),
         **({REFIT: facts} if (facts := os.environ.get(REFIT)) else {}),
     }

@@ -11,23 +11,19 @@ from typing import Any
 from seatrial.checks import probe_facts as generic
 from seatrial.checks.probe_facts import lookup
 from seatrial.checks.training_run import DEAD_RATE
-from seatrial.core.guarded import BadValue, parse_float, parse_literal, parse_step, parse_whole
+from seatrial.core.guarded import parse_float, parse_step, parse_whole
 from seatrial.core.loop import Vacuity
 from seatrial.core.records import CheckResult
-from seatrial.core.series import Damage, Metrics, Overlap, Series
+from seatrial.core.series import Damage, Metrics, Series
 from seatrial.core.specs import Bound, Signals
 from seatrial.core.verdict import Boundary
-from seatrial.loops.console_lines import ConsoleLine, read_blocks, read_lines
+from seatrial.loops.console_lines import ConsoleLine, Points, bracket_depth, lines_of, parse_dict, read_blocks, read_lines
 
 OPENING = re.compile(r"\{'(?:actor_rollout_ref|model)': ?")
 """The first key of a task runner's dump, and of a supervised run's."""
-WARNING = re.compile(r"/.+\.py:\d+: \w*Warning: ")
-QUOTED = re.compile(r" {2}\S")
-"""The line of source that Python writes below a warning; the dump is indented by one blank or by more."""
 
 
 def read_config(log: Path) -> dict[str, Any] | None:
-    """The configuration that the task runner (or the supervised trainer) printed last, or None."""
     found = read_configs(log)
     return found[-1] if found else None
 
@@ -47,35 +43,13 @@ def read_configs(log: Path) -> list[dict[str, Any] | None]:
 
 def _literal(rows: list[ConsoleLine]) -> tuple[dict[str, Any] | None, int]:
     """The literal that begins at the first row, as written by one process, and the row where it ends."""
-    process = rows[0][1]
-    parts: list[str] = []
-    depth, warned = 0, False
-    for index, (_, prefix, text) in enumerate(rows):
-        if prefix != process:
-            continue
-        # What the process imports meanwhile may warn, on its other stream.
-        before, warned = warned, bool(WARNING.match(text))
-        if warned or (before and QUOTED.match(text)):
-            continue
+    parts, depth = list[str](), 0
+    for index, text in lines_of(rows[0][1], rows):
         parts.append(text)
-        depth += _depth(text)
+        depth += bracket_depth(text)
         if depth <= 0:
-            return _parse("\n".join(parts)), index
+            return parse_dict(parts), index
     return None, 0
-
-
-def _depth(text: str) -> int:
-    """Brackets opened less brackets closed, outside of strings."""
-    plain = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)
-    return sum(plain.count(mark) for mark in "{[(") - sum(plain.count(mark) for mark in "}])")
-
-
-def _parse(text: str) -> dict[str, Any] | None:
-    try:
-        found = parse_literal(text)
-    except BadValue:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 SMOKE = {
@@ -109,11 +83,12 @@ def not_exercised(log: Path) -> tuple[str, ...]:
 
 
 def other_run(log: Path) -> str | None:
-    """Why the configuration that a log shows is not that of a level, or None."""
     result = in_force("run", SMOKE, log)
     return None if result.passed else f"the log is not of this level: {result.message or result.value}"
 
 
+SPANNED = ("score", "rewards", "advantages", "returns", "values")
+"""Of the critic: logged with min, mean and max."""
 SIGNALS = Signals(
     loss=("actor/(?:pg_)?loss", "critic/(?:vf_)?loss", "train/loss"),
     grad_norm=("(?:actor|critic|train)/grad_norm",),
@@ -129,26 +104,12 @@ SIGNALS = Signals(
         *("(?:response_length(?:_non_aborted)?|prompt_length)/clip_ratio", "training/rollout_probs_diff_(?:max|mean)"),
     ),
     not_negative=(
-        *(
-            "rollout_corr/k3_kl",
-            "training/rollout_probs_diff_std",
-            "critic/vf_loss",
-            "train/global_tokens",
-            "rollout_corr/(?:training|rollout)_ppl",
-        ),
-        "(?:response_length(?:_non_aborted)?|prompt_length|global_seqlen)/(?:min|mean|max)",
+        *("rollout_corr/k3_kl", "training/rollout_probs_diff_std", "critic/vf_loss", "train/global_tokens"),
+        *("rollout_corr/(?:training|rollout)_ppl", "(?:response_length(?:_non_aborted)?|prompt_length|global_seqlen)/(?:min|mean|max)"),
     ),
     ordered=tuple(
         (f"{name}/{less}", f"{name}/{more}")
-        for name in (
-            "critic/score",
-            "critic/rewards",
-            "critic/advantages",
-            "critic/returns",
-            "critic/values",
-            "response_length",
-            "prompt_length",
-        )
+        for name in (*(f"critic/{part}" for part in SPANNED), "response_length", "prompt_length")
         for less, more in (("min", "mean"), ("mean", "max"), ("min", "max"))
     ),
     bounds=(
@@ -194,11 +155,7 @@ PLANS = {
 
 
 def read_console(log: Path) -> Metrics:
-    """Collect the records."""
-    points: dict[str, dict[int, float]] = {}
-    twice: dict[str, set[int]] = {}
-    again: dict[str, set[int]] = {}
-    latest: dict[str, int] = {}
+    points = Points()
     damage: list[Damage] = []
     words: dict[str, Damage] = {}
     end = last = 0
@@ -215,19 +172,10 @@ def read_console(log: Path) -> Metrics:
             if torn is not None:
                 damage.append(Damage(str(log), f"line {number}", 1, f"not a record of metrics: {torn[:80]!r}"))
             for tag, value in values.items():
-                if step <= latest.get(tag, step - 1):
-                    again.setdefault(tag, set()).add(step)
-                latest[tag] = step
-                if points.setdefault(tag, {}).get(step, value) != value:
-                    twice.setdefault(tag, set()).add(step)
-                points[tag][step] = value
+                points.add(tag, step, value)
     if last and last == end and not damage:  # no line feed after it: the last number may be half of one
         damage.append(Damage(str(log), f"line {end}", 1, "the log ends inside a record of metrics"))
-    series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
-    overlaps = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(twice.items()))
-    restarts = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(again.items()))
-    sources = (str(log),) if series else ()
-    return Metrics(series=series, damage=tuple(damage), words=words, overlaps=overlaps, sources=sources, restarts=restarts)
+    return points.metrics(log, damage, words)
 
 
 def _records(text: str) -> Iterator[tuple[int | None, str]]:
@@ -302,7 +250,6 @@ CRITIC = "critic/vf_loss"
 
 
 def vacuous(metrics: Metrics) -> Vacuity | None:
-    """Why this run could not have shown anything, or None."""
     for run in _runs(metrics):
         where = f" in {run.rstrip('/')}" if run else ""
         for part in (ACTOR, SUPERVISED):
