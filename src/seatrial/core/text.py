@@ -67,6 +67,11 @@ def unique(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in texts if text.strip()))
 
 
+def word_set(text: str) -> frozenset[str]:
+    """The words of a list that is written as one text."""
+    return frozenset(text.split())
+
+
 def generic(text: str) -> str:
     """`text` without what differs between two runs that fail in the same way: measured numbers, addresses, places of files."""
     return _OWN.sub("#", text)

@@ -202,22 +202,8 @@ def _newline(line: str) -> str:
 
 
 HINTS = (
-    *(
-        "2d2d",
-        "2D2D",
-        "2d 2d",
-        "2D 2D",
-        "0x2d,",
-        "0x2D,",
-        "45, 45, 45",
-        "45,45,45",
-        "45 45 45",
-        "45  45  45",
-        "45   45   45",
-        " 055 055",
-        "026455",
-    ),
-    *("-   -", "3082", "30 82", "8230", "0x2d\t", "0x2d 0x", "0x2D 0x", "x2d\\", "x2D\\", "2d:2d", "2D:2D", "00101101"),
+    *("2d2d", "2D2D", "2d 2d", "2D 2D", "0x2d,", "0x2D,", "45, 45, 45", "45,45,45", "45 45 45", "45  45  45", "45   45   45", " 055 055"),
+    *("026455", "-   -", "3082", "30 82", "8230", "0x2d\t", "0x2d 0x", "0x2D 0x", "x2d\\", "x2D\\", "2d:2d", "2D:2D", "00101101"),
     *(LABELS := ("privateExponent:", "prime1:", "prime2:", "exponent1:", "exponent2:", "coefficient:", "priv:")),
 )
 """A dump of a private key has one of these in its first row: the dashes of BEGIN, the first bytes of DER, or a label of openssl."""
@@ -236,7 +222,6 @@ _ESCAPED = re.compile(r"\\x([0-9a-fA-F]{2})")
 _COLONS = re.compile(r"(?:[0-9a-fA-F]{2}:){3,}(?:[0-9a-fA-F]{2})?")
 _BITS = re.compile(r"[01]{8}")
 _RUN = re.compile(r"(?:[0-9a-fA-F]{2}){40,}|(?:0x[0-9a-fA-F]{2},\s*){20,}(?:0x[0-9a-fA-F]{2})?|(?:\d{1,3}(?:,\s?|\s)){40,}\d{1,3}")
-_BYTE_NUMBER = re.compile(r"\d+")
 _KEPT = 120
 _MOST_FOREIGN_ROWS = 3
 _LONGEST = 4000

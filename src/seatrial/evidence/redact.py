@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from seatrial.core.files import replacing, write_bytes
 from seatrial.core.guarded import open_file
 from seatrial.core.secret_names import STEM_LITERALS, Says, has_stem, looks_random, says_password, says_secret
+from seatrial.core.text import word_set
 from seatrial.evidence import secret_shapes
 from seatrial.evidence.private_keys import LABELS, MARK, KeyBlocks, KeyDumps, spans
 from seatrial.evidence.secret_blocks import Ahead, SecretBlocks, look_ahead, table_columns
@@ -68,23 +69,12 @@ _HASH = re.compile(r"\$.*\$|(?:pbkdf0|bcrypt|argon0|scrypt|sha0|md0)[a-z0_]*\$")
 _WHOLE = frozenset(("TRUE", "FALSE", "0d", "0D", "0x0d", "0x0D"))
 _PARTS = (
     *(label.translate(_ZEROS) for label in LABELS),
-    "BEGIN",
-    "PuTTY",
-    "ANSIBLE_VAULT",
-    "apiVersion",
-    "stringData",
-    "binaryData",
-    "encryptedData",
-    "FlyV",
+    *("BEGIN", "PuTTY", "ANSIBLE_VAULT", "apiVersion", "stringData", "binaryData", "encryptedData", "FlyV"),
 )
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_OF_QUERIES = _words("code= jwt=")
-_BOUNDED = _words(
+_OF_QUERIES = word_set("code= jwt=")
+_BOUNDED = word_set(
     "enter paste provide insert community identified echo printf vault bearer basic sqlplus rman expdp impdp alias config code phrase"
     " recovery net obscure user"
 )
@@ -94,11 +84,11 @@ _AS_WORDS = re.compile(
     re.MULTILINE,
 )
 """Where the rules of these literals look for them; what their patterns ask for beside them are blanks."""
-_AS_WORDS_HINTS = (*sorted(_BOUNDED - _words("alias config")), "mc")
+_AS_WORDS_HINTS = (*sorted(_BOUNDED - word_set("alias config")), "mc")
 _VERDICT = re.compile(r"[^\w=]*(?:PASS|Pass)[^\w=]*")
 _MEASURED = re.compile(r"[\w/]*?(?P<name>\w{6,})[\"']?[:=][-+]?0+\.0+(?:e[-+]?0+)?\}*")
 _NAME_RUN = re.compile(r"[A-Za-z0-9_.-]+")
-_BARE = _words("token key secret password passphrase pass passwd passe pwd auth session cookie code jwt apikey credentials credential")
+_BARE = word_set("token key secret password passphrase pass passwd passe pwd auth session cookie code jwt apikey credentials credential")
 _TELLING = (
     *("passw", "passphrase", "passcode", "secret", "credential", "apikey", "api_key", "basicauth", "digestauth", "basic_auth"),
     *(
@@ -327,30 +317,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _DEEPEST = 4
 """Text in literals in literals is read so far."""
 
-_TEXTS = frozenset(
-    f".{suffix}"
-    for suffix in (
-        "json",
-        "jsonl",
-        "log",
-        "txt",
-        "out",
-        "err",
-        "yaml",
-        "yml",
-        "toml",
-        "ini",
-        "cfg",
-        "env",
-        "csv",
-        "tsv",
-        "md",
-        "xml",
-        "html",
-        "sh",
-        "py",
-    )
-)
+_TEXTS = word_set(".json .jsonl .log .txt .out .err .yaml .yml .toml .ini .cfg .env .csv .tsv .md .xml .html .sh .py")
 _LARGEST_TEXT = 64_000_000
 R = TypeVar("R", bound=BaseModel)
 

@@ -18,19 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seatrial.core.secret_names import Says, has_stem, looks_random, says_secret
-from seatrial.evidence.secret_values import NAMED, VALUE_LINE, is_plain, is_program_secret, stamps, value_is_secret
+from seatrial.core.text import word_set
+from seatrial.evidence.secret_values import MARKS, NAMED, VALUE_LINE, indent, is_plain, is_program_secret, stamps, value_is_secret
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_MARKS = " \t|│┃>+*#-"
-VALUE_KEYS = _words(
+VALUE_KEYS = word_set(
     "value values default plaintext content contents data string text current raw val literal "
     "result body payload secure secret secretstring secrettext password token key"
 )
-_DESCRIBES = _words(
+_DESCRIBES = word_set(
     "name names username user users login host hostname port region type kind id uid description desc comment note url uri endpoint path file"
     " files filename format version enabled disabled required optional sensitive expires expiry created updated namespace labels annotations"
     " metadata apiversion provider project team owner email mode scope scopes role algorithm length min max policy title label environment"
@@ -165,12 +160,12 @@ def _unsigned(body: str) -> str:
 
 def _data_lines(rows: Sequence[str], kind: int) -> set[int]:
     """Where the data of a Secret begins that stands before its kind."""
-    depth, found = _indent(rows[kind][stamps(rows[kind]) :]), set[int]()
+    depth, found = indent(rows[kind][stamps(rows[kind]) :]), set[int]()
     for at in range(kind - 1, max(-1, kind - _OBJECTS_APART), -1):
         body = rows[at][stamps(rows[at]) :]
-        if body.strip().startswith("---") or (body.strip() and _indent(body) < depth):
+        if body.strip().startswith("---") or (body.strip() and indent(body) < depth):
             break
-        if _indent(body) == depth and _DATA.match(body):
+        if indent(body) == depth and _DATA.match(body):
             found.add(at)
     return found
 
@@ -245,13 +240,13 @@ class SecretBlocks:
         """A value whose name has not come yet."""
         if self._below_left:  # the value of an item, whose name may come behind it
             self._below_left -= 1
-            value = cleared.strip(_MARKS + _QUOTES)
-            if _indent(body) <= self._below or not (_odd(value) and len(value.split()) == 1):
+            value = cleared.strip(MARKS + _QUOTES)
+            if indent(body) <= self._below or not (_odd(value) and len(value.split()) == 1):
                 self._below_left = 0
             elif value:
                 return cleared.replace(value, "[redacted:value-before-name]", 1)
         elif "alue" in body and _VALUE_BELOW.match(body):
-            self._below, self._below_left = _indent(body), 20
+            self._below, self._below_left = indent(body), 20
         if self._ahead is not None:
             name = self._ahead.values.get(self._at, "")
         else:
@@ -277,7 +272,7 @@ class SecretBlocks:
     def _sibling(self) -> bool:
         """Whether the line before is one of the same mapping that names the value, or the one that opened it."""
         before = self._line_before().rstrip()
-        return _NAMES_ITS_VALUE.match(before) is not None and _YAML_LINE.match(before.lstrip(_MARKS)) is not None
+        return _NAMES_ITS_VALUE.match(before) is not None and _YAML_LINE.match(before.lstrip(MARKS)) is not None
 
     def _line_before(self) -> str:
         return self._before[stamps(self._before.rstrip("\r\n")) :]
@@ -302,7 +297,7 @@ class SecretBlocks:
         if not sure and self._ahead is not None:
             return False
         kind = "brace" if body.rstrip().endswith("{") else "indent"
-        self._section = _Section("secret-data", Says.STRONG, kind, _indent(body), every=True, base64=not sure, describes=False)
+        self._section = _Section("secret-data", Says.STRONG, kind, indent(body), every=True, base64=not sure, describes=False)
         self._section.padded = not sure and not self._api
         return True
 
@@ -324,7 +319,7 @@ class SecretBlocks:
             names, kind = (found["name"], *re.findall(r"[\w./-]+", found["labels"])), "brace"
         elif tail[-1] == "]" and (found := _HEADER.fullmatch(tail)):
             names, kind = (found["name"].strip(_QUOTES).rpartition(".")[2].rpartition(":")[2].strip(), ""), "header"
-        elif not program and tail[-1] == ":" and (found := _OPEN_YAML.fullmatch(body.strip().lstrip(_MARKS))):
+        elif not program and tail[-1] == ":" and (found := _OPEN_YAML.fullmatch(body.strip().lstrip(MARKS))):
             names, kind = (found["name"], ""), "indent"
         else:
             return
@@ -332,7 +327,7 @@ class SecretBlocks:
         if says is not Says.NOTHING:
             tag = within or (found["name"] if kind == "tag" else name)
             every = _EVERY.search(name) is not None and not within
-            self._section = _Section(tag, says, kind, _indent(body), every=every, left=_LONGEST if every else 60, cut=cut)
+            self._section = _Section(tag, says, kind, indent(body), every=every, left=_LONGEST if every else 60, cut=cut)
 
     def _inside(self, section: _Section, body: str, cleared: str, program: bool) -> str:
         if not body.strip():
@@ -343,12 +338,12 @@ class SecretBlocks:
             self._section = None
             if section.kind != "tag" or "<" not in body:
                 return cleared
-        empty = _EMPTY_ENTRY.fullmatch(body.strip().lstrip(_MARKS))
+        empty = _EMPTY_ENTRY.fullmatch(body.strip().lstrip(MARKS))
         if empty and (empty["opening"] or empty["cdata"] or body.rstrip().endswith(">")) and self._takes(section, empty["key"]):
             until = empty["word"] or {'"""': '"""', "'''": "'''"}.get(empty["opening"] or "", "")
             if empty["cdata"] or body.rstrip().endswith(">"):
                 until = f"</{empty['key']}"
-            self._value = _OpenValue(_indent(body), until)
+            self._value = _OpenValue(indent(body), until)
             return cleared
         if _DATA_BELOW.match(body):
             section.every = True
@@ -371,13 +366,13 @@ class SecretBlocks:
             return section.depth <= 0
         if section.kind == "header":
             return _HEADER.fullmatch(body.strip()) is not None or self._is_foreign(section, body)
-        depth, item = _indent(body), body.lstrip(" \t+|│>").startswith("- ")
+        depth, item = indent(body), body.lstrip(" \t+|│>").startswith("- ")
         if depth > section.indent or (item and depth - 2 >= section.indent):
             return False
-        return _YAML_LINE.match(body.lstrip(_MARKS)) is not None or self._is_foreign(section, body)
+        return _YAML_LINE.match(body.lstrip(MARKS)) is not None or self._is_foreign(section, body)
 
     def _is_foreign(self, section: _Section, body: str) -> bool:
-        if _YAML_LINE.match(body.lstrip(_MARKS)):
+        if _YAML_LINE.match(body.lstrip(MARKS)):
             return False
         section.foreign += 1
         return section.foreign > _MOST_FOREIGN
@@ -411,14 +406,14 @@ class SecretBlocks:
         stripped = body.strip()
         if not stripped:
             return body
-        ended = value.until in stripped if value.until else _indent(body) <= value.indent
+        ended = value.until in stripped if value.until else indent(body) <= value.indent
         if ended or value.left < 0:
             self._value = None
             text, end, rest = body.partition(value.until) if value.until else ("", "", body)
             if not (value.until and text.strip(" \t|│>+]")):
                 return None
             return f"[redacted:value]{end}{rest}"
-        return body[: len(body) - len(body.lstrip(_MARKS))] + "[redacted:value]"
+        return body[: len(body) - len(body.lstrip(MARKS))] + "[redacted:value]"
 
 
 def _one_line(found: re.Match[str], program: bool) -> str:
@@ -466,14 +461,10 @@ def _is_base64(value: str, *, sure: bool) -> bool:
     return True
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(_MARKS))
-
-
 _FIELD = r"[\"']?[A-Za-z_][\w./-]{0,63}[\"']?"
 _TITLE = r"[\"']?[A-Za-z_][\w./-]{0,30}(?: [\w.()-]{1,30}){0,3}[\"']?"
-_HEAD_MARKS = " \t#\ufeff"
-_HEAD = rf"[{_HEAD_MARKS}]*"
+_HEADMARKS = " \t#\ufeff"
+_HEAD = rf"[{_HEADMARKS}]*"
 _FRAME = "frame"
 """A table of pandas: one blank between columns, a number before each row."""
 _GUESSED = (":", _FRAME, "")
@@ -537,7 +528,7 @@ class _Tables:
                 continue
             if not head.match(body):
                 continue
-            names = [name.strip(_QUOTES + _HEAD_MARKS) for name, _ in _cells(body, separator)]
+            names = [name.strip(_QUOTES + _HEADMARKS) for name, _ in _cells(body, separator)]
             found = _secret_columns(names)
             if separator in _GUESSED and not any(says is Says.STRONG for _, says in found.values()):
                 continue

@@ -80,7 +80,7 @@ _STAMPS = re.compile(
     r"(?:(?:\x1b\[[0-9;]*m)+|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s|\[?\d\d:\d\d:\d\d[\d.,]*\]?\s|\([\w ]+pid=\d+[^)\n]{0,80}\)(?:\s|(?=\x1b))|\[[\w .:/=-]{1,40}\](?::\s|\s)"
     r"|(?:INFO|WARNING|WARN|ERROR|DEBUG)\b:?\s(?:[\w./-]{1,40}:\s)?|[IWEF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] |(?:stdout|stderr)(?: \|)? |[\w.-]{1,40}\s+\| )*"
 )  # fmt: skip
-_MARKS = " \t|│┃>+*#-"
+MARKS = " \t|│┃>+*#-"
 _CONFIG_START = re.compile(
     r"(?:export|set|setx|declare|local|readonly|env|SET|let|const|var|val)?(?:[ \t]+-\w+)?[ \t]*[\"'`]?(?:\$env:|\$)?(?:[\w-]+[.:])*"
 )
@@ -269,7 +269,7 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
 
 def _begins(text: str, start: int) -> bool:
     """Whether a name begins its line, behind stamps and marks."""
-    return not text[stamps(text) : start].strip(_MARKS)
+    return not text[stamps(text) : start].strip(MARKS)
 
 
 def _near(text: str, begin: int, name: str, says: Says) -> bool:
@@ -312,7 +312,7 @@ def _worth(content: str, name: str) -> bool:
 def _to_the_end(text: str, start: int, span: tuple[int, int, bool]) -> tuple[int, int]:
     """A bare value that begins a line of a configuration goes to its end: a pass phrase has several words."""
     at = stamps(text)
-    while at < start and text[at] in _MARKS:
+    while at < start and text[at] in MARKS:
         at += 1
     config: object = _CONFIG_START.fullmatch(text, at, start)
     if not config and start and text[start - 1] in "\"'":  # the first name of a string
@@ -413,13 +413,13 @@ class OpenNames:
                 self._beside_left = 0
         if self._alone and "input_value=" in cleared:  # pydantic: the field, then what it was given
             cleared = _INPUT_VALUE.sub(r"\1[redacted:input]", cleared)
-        alone = line.strip(_MARKS + "\r\n")
+        alone = line.strip(MARKS + "\r\n")
         self._alone = says_secret(alone) is Says.STRONG if _ALONE.fullmatch(alone) else False
         if self._netrc:
             self._netrc -= 1
             if self._netrc_below and (word := _ONE_WORD.match(cleared)):
                 cleared = f"{word['before']}[redacted:netrc-password]{cleared[word.end() :]}"
-            self._netrc_below = line.strip(_MARKS + "\r\n") in ("password", "passwd")
+            self._netrc_below = line.strip(MARKS + "\r\n") in ("password", "passwd")
             cleared = _NETRC_SECRET.sub(r"\g<before>[redacted:netrc-password]", cleared)
         elif (
             "pass" in line
@@ -432,7 +432,7 @@ class OpenNames:
         return cleared
 
     def _below(self, line: str, cleared: str, program: bool) -> str:
-        payload_at = _indent(line)
+        payload_at = indent(line)
         payload = line[payload_at:].strip()
         if not payload:
             self._left -= 1
@@ -474,7 +474,7 @@ class OpenNames:
         tail = line[-300:].rstrip()
         if not has_stem(tail.lower()):
             return
-        if found := _ASKED.match(tail.lstrip(_MARKS)) or _FORM.search(tail):
+        if found := _ASKED.match(tail.lstrip(MARKS)) or _FORM.search(tail):
             self._name, self._says = found["name"].strip("[]"), says_secret(found["name"].strip("[]"))
             self._left = 0 if self._says is Says.NOTHING else 3
             self._indent, self._config, self._block, self._quoted, self._brace = -1, True, False, False, False
@@ -492,8 +492,8 @@ class OpenNames:
             return
         if found["tag"] is not None and f"<{name}" not in tail and not re.search(rf"<[\w:.-]*{re.escape(name)}", tail):
             return
-        self._name, self._says, self._indent = name, says, _indent(line)
-        before = line[: len(line.rstrip()) - len(tail) + found.start()].strip(_MARKS + "\"'`<{[(?!")
+        self._name, self._says, self._indent = name, says, indent(line)
+        before = line[: len(line.rstrip()) - len(tail) + found.start()].strip(MARKS + "\"'`<{[(?!")
         self._config = (
             before in ("", "export", "set", "declare", "local", "readonly", "env", "let", "const", "var")
             or bool(opening)
@@ -511,5 +511,5 @@ def stamps(line: str) -> int:
     return found.end() if found else 0
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(_MARKS))
+def indent(line: str) -> int:
+    return len(line) - len(line.lstrip(MARKS))

@@ -54,18 +54,8 @@ from seatrial.report.outcomes import (
 from seatrial.triage.advice import Situation, advise
 
 _KEY_PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "peft",
-    "datasets",
-    "vllm",
-    "sglang",
-    "ray",
-    "megatron-core",
-    "megatron-bridge",
-    "deepspeed",
-    "numpy",
+    *("torch", "transformers", "accelerate", "peft", "datasets", "vllm", "sglang", "ray"),
+    *("megatron-core", "megatron-bridge", "deepspeed", "numpy"),
 )
 _SHOWN_PATHS = 20
 

@@ -17,6 +17,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.files import read_pieces
 from seatrial.core.guarded import open_file
 from seatrial.core.log_text import ANSI, MAY_BEGIN, in_sample, is_sample, split_process, without_head
+from seatrial.core.text import word_set
 
 _REPEATED = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 """What Ray puts behind a line that it shows once for several processes; a frame or a message ends before it."""
@@ -147,35 +148,15 @@ WRAPPER = "RayTaskError"
 LAUNCHERS = frozenset({"ChildFailedError"})
 """Raised by a launcher at its own end, whatever it logged just before."""
 
-_CARRIERS = frozenset(
-    {
-        # Ray
-        WRAPPER,
-        "RayActorError",
-        "ActorDiedError",
-        "ActorUnavailableError",
-        "WorkerCrashedError",
-        "OwnerDiedError",
-        # multiprocessing and torch
-        "RemoteTraceback",
-        "_RemoteTraceback",
-        "ProcessRaisedException",
-        "ProcessExitedException",
-        "BrokenProcessPool",
-        "ChildFailedError",
-        "CalledProcessError",
-        # engines and exception groups
-        "EngineDeadError",
-        "ExceptionGroup",
-        "BaseExceptionGroup",
-        "CancelledError",
-        "SystemExit",
-        # a peer that is gone
-        "DistBackendError",
-        "DistNetworkError",
-        "BrokenPipeError",
-        "ConnectionResetError",
-    }
+_CARRIERS = word_set(
+    # Ray
+    "RayTaskError RayActorError ActorDiedError ActorUnavailableError WorkerCrashedError OwnerDiedError "
+    # multiprocessing and torch
+    "RemoteTraceback _RemoteTraceback ProcessRaisedException ProcessExitedException BrokenProcessPool ChildFailedError CalledProcessError "
+    # engines and exception groups
+    "EngineDeadError ExceptionGroup BaseExceptionGroup CancelledError SystemExit "
+    # a peer that is gone
+    "DistBackendError DistNetworkError BrokenPipeError ConnectionResetError"
 )
 _CARRIED = re.compile(
     r"Caught \w+ in (?:DataLoader worker|replica|pin memory)|[Ss]ee (?:stack trace|root cause|the (?:stack|error|log))|root cause above"

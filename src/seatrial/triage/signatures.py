@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from seatrial.core import registry
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_toml
-from seatrial.core.log_text import RequiredWords, required
+from seatrial.core.log_text import required
 from seatrial.core.specs import Milestone, Signature
 from seatrial.core.verdict import Verdict
 from seatrial.triage.causes import Reached
@@ -190,7 +189,7 @@ class _Block:
 
     def _candidates(self, pattern: re.Pattern[str]) -> Iterable[int]:
         """The indices of the lines that may match: those that hold what every match holds, where that is known."""
-        needed = _required(pattern)
+        needed = required(pattern)
         if needed is None:
             return self._searched(pattern)
         joined = self._lower if needed.lower else self._joined
@@ -213,11 +212,6 @@ class _Block:
             position = self._ends[index]
             if position > len(self._joined):
                 return
-
-
-@lru_cache(maxsize=1024)
-def _required(pattern: re.Pattern[str]) -> RequiredWords | None:
-    return required(pattern)
 
 
 def _lower(text: str) -> str:

@@ -40,102 +40,23 @@ CRITICAL = frozenset({Boundary.REWARD, Boundary.OPTIMIZER, Boundary.REFIT, Bound
 MACHINE = frozenset({Boundary.ENVIRONMENT, Boundary.CLUSTER, Boundary.DDP})
 """Workers and servers end with the run: such a line counts only if the run went on after it."""
 
-STEMS = (
-    *(
-        "skip",
-        "stale",
-        "overflow",
-        "outdated",
-        "out of date",
-        "not updat",
-        "not sync",
-        "not been",
-        "never",
-        "back to",
-        "back on",
-        "restart",
-    ),
-    *(
-        "re-start",
-        "spawn",
-        "relaunch",
-        "re-launch",
-        "recreat",
-        "died",
-        "dead",
-        "crash",
-        "kill",
-        "oom",
-        "memory",
-        "nccl",
-        "fail",
-        "timeout",
-        "timed out",
-    ),
-    *(
-        "time out",
-        "nan",
-        " inf ",
-        " inf,",
-        " inf;",
-        " inf.",
-        "inf/",
-        "/inf",
-        "infs",
-        " inf)",
-        "finite",
-        "padd",
-        "dummy",
-        "placeholder",
-        "segfault",
-        "segmentation",
-        "dumped",
-        "double free",
-        "default",
-    ),
-    *(
-        "watchdog",
-        "previous",
-        "old weights",
-        "last weights",
-        "last known",
-        "last policy",
-        "corrupt",
-        "drop",
-        "discard",
-        "error",
-        "exception",
-        "unreachable",
-        "unavailable",
-    ),
-    *("mismatch", "differ", "disagree", "diverge", "not reduced", "not all", "not averaged", "malloc", "free()", "smashing", "bus error"),
-    *("xid", "instruction", "floating point", "symbol lookup", "exited", "left", "disconnect", "world size", "reus", "repeat", "set to"),
-    *("last batch", "previous batch", "same batch", "old batch", "mini-batch", "minibatch", "no batch", "nothing was", "raised", "broke"),
-    *("inline_container", "unexpected pos", "errno", "no space", "quota", "input/output", "http 5", "gone", "missing", "no lora"),
-    *(
-        "aborted at",
-        "virtual method",
-        "sigkill",
-        "sigsegv",
-        "sigabrt",
-        "sigbus",
-        "sigill",
-        "sigfpe",
-        "returned",
-        "reject",
-        "refused",
-        "denied",
-    ),
-    *("trainable param", "frozen param", "no param", "0 param", "are zero", "were zero", "underflow", "vanish", "none for", "unchanged"),
-    *("identical", "the same", "not changed", "no effect", "off the bus", "uncorrectable", "dieder", "deaderror", "actorerror"),
-    *("fell behind", "excluded", "responded", " are 0", " were 0", "is zero", "is none", "are none", "all zero", "all none", "flow to 0"),
-    *("ignored", "incomplete", "to resume", "to restore", "infinit", "throw", "not applied", "not loaded", "not merged", "not attached"),
-    *("not transferred", "not found", "base model", "base weights", "base policy", "original", "untrained", "initial "),
-    *("disk full", "disk is full", "disk was full", "still ", "is 0", "= 0", "became 0", "reached 0", "to 0"),
-    *("unhealthy", "lost", "replac", "filling", "filled", "unable", "could not", "cannot", "incompat", "invalid", "abort"),
+STEMS = Stems(
+    "skip|stale|overflow|outdated|out of date|not updat|not sync|not been|never|back to|back on|restart|re-start|spawn|relaunch"
+    "|re-launch|recreat|died|dead|crash|kill|oom|memory|nccl|fail|timeout|timed out|time out|nan| inf | inf,| inf;| inf.|inf/|/inf"
+    "|infs| inf)|finite|padd|dummy|placeholder|segfault|segmentation|dumped|double free|default|watchdog|previous|old weights"
+    "|last weights|last known|last policy|corrupt|drop|discard|error|exception|unreachable|unavailable|mismatch|differ|disagree"
+    "|diverge|not reduced|not all|not averaged|malloc|free()|smashing|bus error|xid|instruction|floating point|symbol lookup"
+    "|exited|left|disconnect|world size|reus|repeat|set to|last batch|previous batch|same batch|old batch|mini-batch|minibatch"
+    "|no batch|nothing was|raised|broke|inline_container|unexpected pos|errno|no space|quota|input/output|http 5|gone|missing"
+    "|no lora|aborted at|virtual method|sigkill|sigsegv|sigabrt|sigbus|sigill|sigfpe|returned|reject|refused|denied"
+    "|trainable param|frozen param|no param|0 param|are zero|were zero|underflow|vanish|none for|unchanged|identical|the same"
+    "|not changed|no effect|off the bus|uncorrectable|dieder|deaderror|actorerror|fell behind|excluded|responded| are 0| were 0"
+    "|is zero|is none|are none|all zero|all none|flow to 0|ignored|incomplete|to resume|to restore|infinit|throw|not applied"
+    "|not loaded|not merged|not attached|not transferred|not found|base model|base weights|base policy|original|untrained|initial "
+    "|disk full|disk is full|disk was full|still |is 0|= 0|became 0|reached 0|to 0|unhealthy|lost|replac|filling|filled|unable"
+    "|could not|cannot|incompat|invalid|abort"
 )
 """Every line of `survived.toml` holds one of these words: one search keeps the others from most lines."""
-_STEMS = Stems(STEMS)
 METRICS_ROW = re.compile(r"\s*\{['\"](?!level|severity|time|ts|msg|message|event|logger|asctime)|.{0,200}?\bstep:\d+ - \S+:")
 
 _MOST = 1000
@@ -228,7 +149,7 @@ class Survivors:
             return
         lower = text.lower()
         words = words_of(lower)
-        stems, parts = _STEMS.within(lower, words), may_doubt(lower, words)
+        stems, parts = STEMS.within(lower, words), may_doubt(lower, words)
         if not (stems or parts) or METRICS_ROW.match(text):
             self._note_dull(text)
             return
