@@ -35,6 +35,7 @@ PYTEST = {"groups": "group of tests; read by the pytest plugin", "tests": "read 
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Key = tuple[str, ...]
+NotEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
@@ -75,10 +76,10 @@ class LimitsSection(Section):
 
 
 class HistorySection(Section):
-    """Where metrics of runs are kept, and which may be baselines. `history/auto_import.py` reads it by itself."""
+    """Where metrics of runs are kept, and which may be baselines."""
 
-    store: str | None = Field(default=None, description="file of the history; none takes the one of the user's account")
-    trusted: list[str] = Field(default=["main", "master", "release/*"], description="branches whose runs may be baselines")
+    store: NotEmpty | None = Field(default=None, description="file of the history; none takes the one of the user's account")
+    trusted: list[NotEmpty] = Field(default=["main", "master", "release/*"], description="branches whose runs may be baselines")
 
 
 def _as_text(value: Any) -> Any:

@@ -185,6 +185,8 @@ class Signature(Record):
     """Of a line that a run got over: counts only between the first and the last step. Before, it is about the start."""
     bare: bool = False
     """Of a line that a run got over: searched only in exceptions without a traceback (`Name: message`). None of them is tolerated."""
+    machine: str = ""
+    """Set where the machine is at fault, whatever the files under test are: why it may come and go."""
     seen_in: str = Field(default="")
     """System and version where it was observed."""
 

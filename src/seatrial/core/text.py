@@ -18,7 +18,7 @@ _HIDDEN = re.compile(
 )
 
 _ID = r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}\b"
-_OWN = re.compile(_ID + r"|0x[0-9a-fA-F]+|(?<![\w/.])\.{0,2}/[^\s'\",)]+|(?<![\w.])[-+]?\d[\d.]*(?:[eE][-+]?\d+)?\w*")
+_OWN = re.compile(_ID + r"|\btmp[a-z0-9_]{8}\b|0x[0-9a-fA-F]+|(?<![\w/.])\.{0,2}/[^\s'\",)]+|(?<![\w.])[-+]?\d[\d.]*(?:[eE][-+]?\d+)?\w*")
 """Of one run: a UUID or another long hexadecimal id, an address, an absolute path (or one that starts with dots), a number with its
 unit. The 1 of `layers.1.mlp` is a name."""
 
@@ -72,9 +72,12 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def generic(text: str) -> str:
-    """`text` without what differs between two runs that fail in the same way: measured numbers, addresses, places of files."""
-    return _OWN.sub("#", text)
+def failure_identity(text: str) -> str:
+    """What a failure says, without what differs between two runs that fail in the same way: two failures are the same if these are.
+
+    Measured numbers, ids, addresses, temporary names and places of files are left out.
+    """
+    return _OWN.sub("#", one_line(text))
 
 
 def counted(number: int, noun: str) -> str:
