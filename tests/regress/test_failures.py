@@ -46,8 +46,6 @@ def test_it_is_decided_of_every_known_failure_whether_it_is_the_machines() -> No
     beside = {Boundary.ENVIRONMENT, Boundary.CLUSTER, Boundary.DATA}
     blocked = {s.id for s in known if s.verdict is Verdict.BLOCKED and s.boundary in beside and not (s.frame or s.harmless)}
     assert blocked - set(machine_failures()) - OWN == set(), "new: say `machine` in its entry if it may come and go, else add it to OWN"
-        'new: say machine = "why" in its entry if it may come and go while the files stay the same, else to OWN'
-    )
     assert set(machine_failures()) & OWN == set()
     assert (set(machine_failures()) | OWN) - {s.id for s in known} == set(), "no such signature any more"
 
