@@ -50,10 +50,10 @@ def different_runs(sources: Sequence[MetricSource]) -> list[Path]:
     homes: dict[Path, list[MetricSource]] = {}
     for source in sources:
         homes.setdefault(_home(source.file), []).append(source)
-    merged = {home: _Run(home, tuple(files), _merged_run(files)) for home, files in homes.items()}
+    merged = {home: _Run(home, tuple(files), _merged(files)) for home, files in homes.items()}
     apart = {run.home for one, other in _pairs([*merged.values()]) if _apart(one, other, homes) for run in (one, other)}
     for home, files in homes.items():
-        each = [_Run(home, (file,), _merged_run([file])) for file in files]
+        each = [_Run(home, (file,), _merged([file])) for file in files]
         inside = {run.files[0].file for one, other in _pairs(each) if _restarted(one, other) for run in (one, other)}
         if inside:
             apart = (apart - {home}) | inside
@@ -127,13 +127,6 @@ def _shared(left: Metrics, right: Metrics) -> tuple[bool, bool]:
         if left.scalars[tag] != right.scalars[tag]:
             return True, False
     return found, True
-
-
-def _merged_run(sources: Sequence[MetricSource]) -> Metrics:
-    merger = Merger()
-    for source in sources:
-        merger.add(source.reading, str(source.file))
-    return merger.metrics()
 
 
 ALSO = "name further files of one run with --also"
