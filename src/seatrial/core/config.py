@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,9 +85,7 @@ class HistorySection(Section):
 
 def _as_text(value: Any) -> Any:
     """Numbers and switches of a file as text; anything else is left to be refused."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int | float) else value
+    return json.dumps(value) if isinstance(value, bool) else str(value) if isinstance(value, int | float) else value
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]

@@ -195,17 +195,15 @@ class Job(Record):
             raise ValueError(f"warn_s = {self.warn_s} leaves nothing of minutes = {self.minutes}: the client would be stopped at once")
         if self.parallel and not self.array:
             raise ValueError("parallel needs array")
+        endpoints = {*self.servers, *(item.name for item in self.components if item.port)}
         for item in self.components:
             for text in (*item.command, *item.environment.values()):
                 for match in PLACEHOLDER.finditer(text):
                     if match[3] and match[3] not in names:
                         raise ValueError(f"component {item.name}: {match[0]} names no service; known: {', '.join(names)}")
-                    if match[3] and not self._has_endpoint(match[3]):
+                    if match[3] and match[3] not in endpoints:
                         raise ValueError(f"component {item.name}: {match[0]}: {match[3]} has no port = true")
         return self
-
-    def _has_endpoint(self, name: str) -> bool:
-        return name in self.servers or any(item.name == name and item.port for item in self.components)
 
     def groups(self) -> tuple[str, ...]:
         """Groups in the order in which components name them."""
@@ -422,28 +420,20 @@ def bash_word(text: str) -> str:
     """One shell word, placeholders as quoted variables, everything else quoted literally."""
     done, place = "", 0
     for match in PLACEHOLDER.finditer(text):
-        done += _quoted(text[place : match.start()]) + f'"${variable_of(match)}"'
+        before = text[place : match.start()]
+        done += (shlex.quote(before) if before else "") + f'"${variable_of(match)}"'
         place = match.end()
-    return done + _quoted(text[place:]) or "''"
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text) if text else ""
+    return done + (shlex.quote(text[place:]) if text[place:] or not done else "")
 
 
 def fill(text: str, variables: Mapping[str, str]) -> str:
     """The text with every placeholder replaced by its value."""
-
-    def value(match: re.Match[str]) -> str:
-        return variables[variable_of(match)]
-
-    return PLACEHOLDER.sub(value, text)
+    return PLACEHOLDER.sub(lambda match: variables[variable_of(match)], text)
 
 
 def referred(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the services whose endpoints these texts need, each once."""
-    found = [match[3] for text in texts for match in PLACEHOLDER.finditer(text) if match[3]]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(match[3] for text in texts for match in PLACEHOLDER.finditer(text) if match[3]))
 
 
 def grouped(words: Sequence[str]) -> list[str]:

@@ -118,6 +118,11 @@ def fields(data: bytes) -> list[str]:
     return text(data[:-1]).split("\0")
 
 
+def unparsable(root: Path, command: str, entry: str) -> UserError:
+    """The error for output of git that has another form than documented."""
+    return UserError(f"{root}: cannot parse what `git {command}` printed: {entry!r}", "update git (2.30 or newer), or report this line")
+
+
 def joined(paths: Iterable[str]) -> bytes:
     """Paths as `-z` input."""
     return b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in paths)

@@ -197,7 +197,7 @@ def unused(repo: RepoState, loaded: frozenset[str]) -> str | None:
     roots = {real_path(place) for place in _trees(repo)}
     if not any(roots.intersection(Path(file).parents) for file in loaded):
         return f"no process of the loop loaded any file of {repo.name}"
-    code = _code(repo)
+    code = [file for file in repo.changed if file.endswith(".py")]
     if code and len(code) == len(repo.changed) and not any(_is_loaded(repo, file, loaded) for file in code):
         return f"no process of the loop loaded any of the changed files of {repo.name} ({_few(code)})"
     return None
@@ -205,7 +205,7 @@ def unused(repo: RepoState, loaded: frozenset[str]) -> str | None:
 
 def not_loaded(repo: RepoState, loaded: frozenset[str]) -> str | None:
     """Changed Python files that nothing loaded, as a limitation."""
-    left = [file for file in _code(repo) if not _is_loaded(repo, file, loaded)]
+    left = [file for file in repo.changed if file.endswith(".py") and not _is_loaded(repo, file, loaded)]
     return f"changed but never loaded, so not tested: {_few(left)} of {repo.name}" if left else None
 
 
@@ -230,7 +230,8 @@ def idle(repo: RepoState, code: ChangedCode, executed: Executed) -> str | None:
     if not pieces:
         return f"no process of the loop imported {_few([file.path for file in unread])} of {repo.name}"
     if pieces[0][1].at_import:
-        return f"no process of the loop imported any of the changed files of {repo.name} ({_few(_paths(pieces))})"
+        files = list(dict.fromkeys(file.path for file, _ in pieces))
+        return f"no process of the loop imported any of the changed files of {repo.name} ({_few(files)})"
     return f"none of the changed functions of {repo.name} ran ({_listed(pieces)})"
 
 
@@ -269,10 +270,6 @@ def loads_itself(repo: RepoState) -> tuple[Path, ...]:
     return tuple(place for place in places if place.is_file())
 
 
-def _code(repo: RepoState) -> list[str]:
-    return [file for file in repo.changed if file.endswith(".py")]
-
-
 def _trees(repo: RepoState) -> list[Path]:
     """The checkout, and the tree that holds a verified copy of it while the trial runs."""
     return [Path(place) for place in (repo.path, repo.synced) if place]
@@ -280,10 +277,6 @@ def _trees(repo: RepoState) -> list[Path]:
 
 def _is_loaded(repo: RepoState, file: str, loaded: frozenset[str]) -> bool:
     return any(str(real_path(tree / file)) in loaded for tree in _trees(repo))
-
-
-def _paths(pieces: Sequence[tuple[ChangedFile, ChangedFunction]]) -> list[str]:
-    return list(dict.fromkeys(file.path for file, _ in pieces))
 
 
 def _listed(pieces: Sequence[tuple[ChangedFile, ChangedFunction]]) -> str:
