@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -126,14 +126,6 @@ class ChainReader:
         for chain in self._found:
             chain.after = self._processes[chain.process].ordinary - chain.after
         return sorted(self._found, key=lambda chain: (chain.start, chain.end))
-
-
-def read_chains(lines: Iterable[Line]) -> list[Chain]:
-    """The chains of a whole log."""
-    reader = ChainReader()
-    for line in lines:
-        reader.feed(line)
-    return reader.finish()
 
 
 class _Process:
@@ -261,8 +253,7 @@ class _Process:
 
     def _add(self, chain: Chain, line: Line, text: str, name: str, message: str) -> None:
         tail = tuple(t for t in self._tail if t.strip(" ^~"))
-        raised = Raised(name, message, line.number, [(line.number, text)], tail, tuple(self._frames))
-        chain.raised.append(raised)
+        chain.raised.append(Raised(name, message, line.number, [(line.number, text)], tail, tuple(self._frames)))
         chain.end = line.number
         chain.after = self.ordinary
         self._framing, self._linked, self._gap = False, False, 0
@@ -407,11 +398,6 @@ def find_cause(chains: Sequence[Chain], progress: MilestoneProgress) -> Cause | 
             if raised.line > since and _same(raised, chain.first):
                 return Cause(other, raised)
     return Cause(chain, chain.first)
-
-
-def independent(chains: Sequence[Chain]) -> list[Cause]:
-    """The failures of a test runner: one does not cause the next, so each needs its own explanation."""
-    return [Cause(chain, chain.first) for chain in chains if chain.how is How.TEST]
 
 
 def survived(chain: Chain, progress: MilestoneProgress) -> bool:

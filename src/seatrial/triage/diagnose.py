@@ -31,7 +31,6 @@ from seatrial.triage.causes import (
     Reached,
     find_cause,
     in_order,
-    independent,
     survived,
 )
 from seatrial.triage.doubts import doubt
@@ -162,11 +161,12 @@ class _Triage:
             return []
         if cause.chain.how is not How.TEST:
             return [self._explain(cause)]
-        explained = [self._explain(each) for each in independent(chains)]
+        # One does not cause the next, so each needs its own explanation.
+        explained = [self._explain(Cause(chain, chain.first)) for chain in chains if chain.how is How.TEST]
         worst = next((d for d in explained if d.verdict is Verdict.FAIL), explained[0])
         totals = next((line for line in tail if _TOTALS.search(line.body)), None)
         if totals is not None and worst.signature is None and len(explained) > 1:
-            worst = replace(worst, line=totals.number, cause=_clip(totals.body))
+            worst = replace(worst, line=totals.number, cause=_clip(totals.body.strip()))
         return [worst]
 
     def ending(self, tail: Sequence[Line], chains: Sequence[Chain]) -> list[Diagnosis]:
@@ -191,24 +191,21 @@ class _Triage:
         if found is not None:
             return replace(_known(*found, excerpt), exception=name)
         line, text = _decisive(cause)
-        called = self._by_call(raised.frames) if name is not None else None
-        if called is not None:
+        # The loop may know the failure by a call that raised it: a reward function may raise anything.
+        by_call = (s for s in self.loops if any(re.search(s.pattern, frame) for frame in raised.frames))
+        if name is not None and (called := next(by_call, None)) is not None:
             return replace(_known(called, Hit(line, text), excerpt), exception=name)
         boundary, verdict = self._place(cause)
         advice = _KILL_ADVICE if chain.how is How.KILLED else _UNKNOWN_ADVICE
         return Diagnosis(
             boundary=boundary,
             verdict=verdict,
-            cause=_clip(text),
+            cause=_clip(text.strip()),
             exception=name,
             line=line,
-            excerpt=_clipped(excerpt),
+            excerpt=tuple(map(_clip, excerpt)),
             advice=advice,
         )
-
-    def _by_call(self, frames: Sequence[str]) -> Signature | None:
-        """The loop's signature that knows the failure by a call that raised it: a reward function may raise anything."""
-        return next((s for s in self.loops if any(re.search(s.pattern, frame) for frame in frames)), None)
 
     def _around(self, chain: Chain) -> list[Hit]:
         """What stands around a report that something died, and may say why. A process that crashed said it itself."""
@@ -266,9 +263,9 @@ def _known(signature: Signature, hit: Hit, excerpt: Sequence[str]) -> Diagnosis:
     return Diagnosis(
         boundary=signature.boundary,
         verdict=signature.verdict,
-        cause=_clip(hit.text),
+        cause=_clip(hit.text.strip()),
         line=hit.line,
-        excerpt=_clipped(excerpt or (hit.text,)),
+        excerpt=tuple(map(_clip, excerpt or (hit.text,))),
         signature=signature.id,
         advice=signature.advice,
     )
@@ -295,19 +292,13 @@ def _lines(chain: Chain) -> list[Hit]:
 
 def _noise(scan: Scan, harmless: Sequence[Signature], survivors: Sequence[Chain], mentioned: Sequence[Hit]) -> tuple[str, ...]:
     """Harmless lines and survived exceptions, each once, in the order of the log."""
-    seen = {_clip(hit.text): hit.line for s in harmless if (hit := scan.hits.get(s.pattern))}
-    for chain in survivors:
-        seen.setdefault(_clip(f"survived {chain.first.name}: {chain.first.message}"), chain.first.line)
-    for hit in mentioned:
-        seen.setdefault(_clip(hit.text), hit.line)
-    ordered = sorted(seen.items(), key=lambda item: item[1])
-    return tuple(f"line {line}: {text}" for text, line in ordered[:_NOISE])
+    hits = [hit for s in harmless if (hit := scan.hits.get(s.pattern))]
+    hits += [Hit(chain.first.line, f"survived {chain.first.name}: {chain.first.message}") for chain in survivors]
+    seen: dict[str, int] = {}
+    for hit in (*hits, *mentioned):
+        seen.setdefault(_clip(hit.text.strip()), hit.line)
+    return tuple(f"line {line}: {text}" for text, line in sorted(seen.items(), key=lambda item: item[1])[:_NOISE])
 
 
 def _clip(text: str) -> str:
-    text = text.strip()
     return text if len(text) <= _CLIP else text[: _CLIP - 1] + "…"
-
-
-def _clipped(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text if len(text) <= _CLIP else text[: _CLIP - 1] + "…" for text in texts)

@@ -78,12 +78,9 @@ def read_log(path: Path) -> Log:
         with open_file(path):
             return Log(path)
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError | ValueError) -> UserError:
-    what = error.strerror if isinstance(error, OSError) else None
-    return UserError(f"{path}: cannot read the log: {what or error}".replace("\0", "\\0"), "give the path of a log file that you may read")
+        what = error.strerror if isinstance(error, OSError) else None
+        message = f"{path}: cannot read the log: {what or error}".replace("\0", "\\0")
+        raise UserError(message, "give the path of a log file that you may read") from error
 
 
 def _head(text: str) -> tuple[str, str, str]:

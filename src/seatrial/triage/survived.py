@@ -14,7 +14,7 @@ the limit make the run inconclusive, with the boundary that they hit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -208,21 +208,16 @@ class Survivors:
                 yield _raised(found, steps)
         acquit = [(s.ending, compile_pattern(f"signature {s.id}", s.pattern)) for s in harmless]
         for signature in self._known:
-            hits = self._hits.get(signature.id, [])
+            hits, count = self._hits.get(signature.id, []), self._counts.get(signature.id, 0)
             if signature.training:
                 hits = [hit for hit in hits if progress.training(hit.line) and progress.after(hit.line, main=False)]
-            limit = max(signature.tolerated, int(signature.share * steps))
-            if (
-                not hits
-                or self._counts[signature.id] <= limit
-                or any(
-                    pattern.search(hits[0].text) and not (ending and progress.after(hits[0].line, main=True)) for ending, pattern in acquit
-                )
-            ):
+            if not hits or count <= max(signature.tolerated, int(signature.share * steps)):
                 continue
-            if signature.boundary in MACHINE and hits[0].line > last.line:
+            first = hits[0]
+            noise = (pattern for ending, pattern in acquit if not (ending and progress.after(first.line, main=True)))
+            if any(pattern.search(first.text) for pattern in noise) or (signature.boundary in MACHINE and first.line > last.line):
                 continue
-            yield _diagnosis(signature, hits[0], self._counts[signature.id], steps)
+            yield _diagnosis(signature, first, count, steps)
         yield from self._doubtful(progress, [pattern for _, pattern in acquit], steps)
 
     def _doubtful(self, progress: MilestoneProgress, acquit: Sequence[re.Pattern[str]], steps: int) -> Iterator[Diagnosis]:
@@ -356,20 +351,16 @@ def _boundary(frames: Sequence[str], said: str, framed: Sequence[Signature]) -> 
     known = next((s.boundary for s in framed if any(re.search(s.pattern, frame) for frame in frames)), None)
     if known in CRITICAL:
         return known
-    worded = next((b for text in (*map(_named, reversed(frames)), said) for b in _by_words(text)), None)
+    worded = framed_boundary(frames, said)
     return worded if known is None or worded in CRITICAL else known
 
 
-def framed_boundary(frames: Sequence[str]) -> Boundary | None:
-    """Where the calls of an exception belong, from the inside out; None where their names do not tell."""
-    return next((boundary for frame in reversed(frames) for boundary in _by_words(_named(frame))), None)
+def framed_boundary(frames: Sequence[str], said: str = "") -> Boundary | None:
+    """Where the calls of an exception belong, from the inside out, else its message; None where the words do not tell."""
+    return next((boundary for text in (*map(_named, reversed(frames)), said) for words, boundary in _PLACES if words.search(text)), None)
 
 
 def _named(frame: str) -> str:
     """File, its directory and function of a frame; directories above may be called anything."""
     found = _FRAME.match(frame)
     return f"{found[1]} {found[2]}" if found else ""
-
-
-def _by_words(text: str) -> Iterable[Boundary]:
-    return (boundary for words, boundary in _PLACES if words.search(text))
