@@ -87,7 +87,6 @@ class Placed(Record):
     per_node: Count | None = None
     """At most so many copies on one node; None for as many as fit."""
     cpus: Count = 1
-    """CPUs per task."""
     memory_mb: Count | None = None
     """Memory of one copy on each of its nodes; None shares the job's."""
     environment: Variables = Field(default_factory=dict)
@@ -95,7 +94,6 @@ class Placed(Record):
     container: str | None = None
     """A name that the profile knows."""
     image: str | None = None
-    """A literal image."""
     mounts: tuple[Mount, ...] = ()
 
 
@@ -108,7 +106,6 @@ class Component(Placed):
     nodes: Count = 1
     """Nodes that one copy spans."""
     tasks: Count = 1
-    """Processes of one copy."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of one copy, on each of its nodes."""
     port: bool = False
@@ -162,14 +159,12 @@ class Job(Record):
     array: Count | None = None
     """Number of units; each runs all components with its own `{index}`."""
     parallel: Count | None = None
-    """At most so many units at a time."""
     after: tuple[After, ...] = ()
     after_ids: tuple[Annotated[str, StringConstraints(pattern=r"^[0-9]+(_[0-9]+)?$")], ...] = ()
     """Slurm jobs that are not ours and must have ended well."""
     servers: Mapping[Name, Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$")]] = Field(default_factory=dict)
     """Servers that run elsewhere already, by URL; the client starts when they answer."""
     minutes: Count | None = None
-    """Time limit; None takes the profile's."""
     warn_s: Annotated[int, Field(ge=0)] | None = None
     """So long before the time limit the client is asked to stop (SIGTERM); None: 120 s, or a quarter of a short limit."""
     settle_s: Annotated[int, Field(ge=0)] = 60
@@ -178,7 +173,6 @@ class Job(Record):
     """A script of the loop's own (`ray.sub`) that is submitted instead of ours, starts Ray and runs the client in it."""
     requeue: bool = True
     exclusive: bool = False
-    """Nodes are not shared with other jobs."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -260,7 +254,6 @@ class Ending(StrEnum):
     TIME_LIMIT = "time-limit"
     """The client was asked to stop because the time limit was near."""
     STOPPED = "stopped"
-    """Cancelled, preempted or interrupted."""
 
 
 class Result(Record):
@@ -309,7 +302,6 @@ class UnitState(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    """The client failed."""
     BLOCKED = "blocked"
     """Something beside the client ended it: a service, the time limit, a person, the cluster."""
     LOST = "lost"

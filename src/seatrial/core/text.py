@@ -62,6 +62,17 @@ def ranges(steps: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
+def first_few(texts: Sequence[str], most: int = 3, before_more: str = " and ") -> str:
+    """`a, b, c and 4 more`."""
+    more = f"{before_more}{len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+def shortened(text: str, width: int) -> str:
+    """The beginning of a text, in at most so many characters."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def unique(texts: Iterable[str]) -> tuple[str, ...]:
     """The non-empty texts in their first order, each once."""
     return tuple(dict.fromkeys(text for text in texts if text.strip()))

@@ -28,7 +28,6 @@ from seatrial.evidence.repos import gitlinks, is_checkout, read_status, worktree
 
 PathStatus = Literal["A", "M", "D", "R", "T"]
 LINES_LIMIT = 16 * 1024 * 1024
-"""Bytes of diff that `changed_lines` reads at most."""
 
 LAST_COMMIT = "nothing is uncommitted and HEAD is on the main branch: the last commit"
 EVERY_FILE = "HEAD has no parent (first commit, or a shallow clone): every file"
@@ -50,7 +49,6 @@ class ChangedPath:
     status: PathStatus
     """Added (or untracked), modified, deleted, renamed, type changed."""
     old_path: str | None = None
-    """Where a renamed file was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,6 @@ class ChangedLine:
     number: int
     """In the new file, or in the old one when it was removed."""
     text: str
-    """Without its mark."""
     removed: bool = False
     within: str = ""
     """What git says stands above: the line that opens the function, class or list around it, cut after some 80 letters."""
@@ -344,7 +341,6 @@ class ChangedCode(Record):
 
     files: tuple[ChangedFile, ...] = ()
     deleted: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Deleted Python files, by repository."""
     unseen: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Changed files that are not Python, by repository: nothing shows whether they are used."""
     unknown: dict[str, str] = Field(default_factory=dict)

@@ -17,6 +17,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_json, real_path
 from seatrial.core.records import ImportProof, RepoState
+from seatrial.core.text import first_few
 from seatrial.evidence.changes import LAMBDA, MODULE, ChangedCode, ChangedFile, ChangedFunction
 
 Roots = dict[str, tuple[str, ...]]
@@ -133,9 +134,7 @@ class Executed:
     """What the processes of a level ran of the changed files."""
 
     recorded: bool = False
-    """Whether any process could tell."""
     why: str = ""
-    """Why a process could not."""
     ran: frozenset[tuple[str, str, str, int, int]] = field(default_factory=frozenset)
     """Repository, path, name, first line, and of a lambda its column."""
 
@@ -199,14 +198,14 @@ def unused(repo: RepoState, loaded: frozenset[str]) -> str | None:
         return f"no process of the loop loaded any file of {repo.name}"
     code = [file for file in repo.changed if file.endswith(".py")]
     if code and len(code) == len(repo.changed) and not any(_is_loaded(repo, file, loaded) for file in code):
-        return f"no process of the loop loaded any of the changed files of {repo.name} ({_few(code)})"
+        return f"no process of the loop loaded any of the changed files of {repo.name} ({first_few(code)})"
     return None
 
 
 def not_loaded(repo: RepoState, loaded: frozenset[str]) -> str | None:
     """Changed Python files that nothing loaded, as a limitation."""
     left = [file for file in repo.changed if file.endswith(".py") and not _is_loaded(repo, file, loaded)]
-    return f"changed but never loaded, so not tested: {_few(left)} of {repo.name}" if left else None
+    return f"changed but never loaded, so not tested: {first_few(left)} of {repo.name}" if left else None
 
 
 def required(repo: RepoState, code: ChangedCode) -> tuple[tuple[ChangedFile, ChangedFunction], ...]:
@@ -228,10 +227,10 @@ def idle(repo: RepoState, code: ChangedCode, executed: Executed) -> str | None:
     if any(executed.has(file, function) for file, function in pieces):
         return None
     if not pieces:
-        return f"no process of the loop imported {_few([file.path for file in unread])} of {repo.name}"
+        return f"no process of the loop imported {first_few([file.path for file in unread])} of {repo.name}"
     if pieces[0][1].at_import:
         files = list(dict.fromkeys(file.path for file, _ in pieces))
-        return f"no process of the loop imported any of the changed files of {repo.name} ({_few(files)})"
+        return f"no process of the loop imported any of the changed files of {repo.name} ({first_few(files)})"
     return f"none of the changed functions of {repo.name} ran ({_listed(pieces)})"
 
 
@@ -250,13 +249,13 @@ def limitations(repo: RepoState, code: ChangedCode, executed: Executed) -> Itera
         yield f"changed, and handed to another compiler than Python's, so nothing shows that it ran: {_listed(compiled)} of {repo.name}"
     gone = [f"{name} ({file.path})" for file in code.of(repo.name) for name in file.deleted] + list(code.deleted.get(repo.name, ()))
     if gone:
-        yield f"deleted, so nothing of it can be seen to run: {_few(gone)} of {repo.name}"
+        yield f"deleted, so nothing of it can be seen to run: {first_few(gone)} of {repo.name}"
     unseen = code.unseen.get(repo.name, ())
     if unseen:
-        yield f"changed, but not Python, so nothing shows whether it was used: {_few(unseen)} of {repo.name}"
+        yield f"changed, but not Python, so nothing shows whether it was used: {first_few(unseen)} of {repo.name}"
     unread = [file.path for file in code.of(repo.name) if not file.readable]
     if unread:
-        yield f"could not be parsed here, so it is not known which of its functions changed: {_few(unread)} of {repo.name}"
+        yield f"could not be parsed here, so it is not known which of its functions changed: {first_few(unread)} of {repo.name}"
     if not gone and not unseen and not unread and not any(file.functions for file in code.of(repo.name)):
         yield f"no code of {repo.name} differs from its base, comments, docstrings and layout aside: there is nothing to run"
 
@@ -282,9 +281,4 @@ def _is_loaded(repo: RepoState, file: str, loaded: frozenset[str]) -> bool:
 def _listed(pieces: Sequence[tuple[ChangedFile, ChangedFunction]]) -> str:
     """Functions with their file and line; code outside of them by its file alone."""
     named = [file.path if function.name == MODULE else f"{function.name} ({file.path}:{function.line})" for file, function in pieces]
-    return _few(named)
-
-
-def _few(files: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(files) - most} more" if len(files) > most else ""
-    return ", ".join(files[:most]) + more
+    return first_few(named)

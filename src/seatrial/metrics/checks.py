@@ -33,7 +33,6 @@ class Function(NamedTuple):
 
     compute: Callable[[Values, Mapping[str, float]], float]
     parameters: tuple[str, ...] = ()
-    """Behind the series."""
     required: int = 0
     """How many of them must be given."""
 
@@ -423,7 +422,6 @@ class _Evaluation:
         self.metrics = metrics
         self.used: set[int] = set()
         self.read: list[str] = []
-        """The series that were read, in order."""
         self.missing: set[int] = set()
         self.misses: list[str] = []
         self.flags = False

@@ -18,6 +18,7 @@ from typing import NoReturn
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import real_path
 from seatrial.core.series import Metrics
+from seatrial.core.text import first_few
 from seatrial.metrics.json_files import read_json_metrics, read_jsonl
 from seatrial.metrics.readings import FileReading, Merger, same
 from seatrial.metrics.tensorboard import read_events
@@ -154,8 +155,7 @@ def read_run(paths: Sequence[Path]) -> Metrics:
         several = different_runs(found) if path.is_dir() else []
         if several:
             names = [str(one.relative_to(path)) if one != path else "the directory itself" for one in several]
-            more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            message = f"{path}: holds the metrics of {len(names)} runs: {', '.join(names[:_SHOWN])}{more}"
+            message = f"{path}: holds the metrics of {len(names)} runs: {first_few(names, _SHOWN, ', and ')}"
             raise UserError(message, f"give the path of one of them, such as {several[0]}; {ALSO}")
     return _merged([source for _, found in sources for source in found])
 

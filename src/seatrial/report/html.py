@@ -39,7 +39,6 @@ class Gap:
     first: int
     last: int
     kind: str
-    """`NaN`, `Infinity` or `-Infinity`."""
     count: int
 
     def __str__(self) -> str:

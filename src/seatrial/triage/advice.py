@@ -28,7 +28,6 @@ class Situation:
     run: str | None = None
     """The run directory; None for files of another run."""
     changes: Sequence[str] = ()
-    """Checkouts under test, as `--change` takes them."""
     options: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     """Where it is not the loop's own."""
@@ -36,7 +35,6 @@ class Situation:
     compared: bool = False
     """A base ran beside the change, or runs next."""
     fault: str | None = None
-    """The fault that was injected on purpose."""
     isolable: bool = False
     tokens: bool = False
     facts: str | None = None
@@ -188,7 +186,6 @@ ADVICE: dict[Boundary, tuple[NextStep, ...]] = {
         *_SUSPECTS,
     ),
 }
-"""What applies to each boundary, in order."""
 
 
 def advise(situation: Situation) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ _DETAIL = 12  # lines kept of a message
 _GAP = 40  # lines after which a connector no longer belongs to the chain above
 _FOREIGN = 60  # lines of other writers tolerated inside a traceback
 CRASH = "crash"
-"""The name of what a crash raised."""
 _FRAMES = 60  # frames kept of one traceback, the innermost ones
 
 
@@ -57,9 +56,7 @@ class Raised:
     lines: list[tuple[int, str]]
     """The exception's own lines: numbers and texts, the first being `line`."""
     tail: tuple[str, ...] = ()
-    """The last frames before it."""
     frames: tuple[str, ...] = ()
-    """The `File "…", line n, in …` lines of its traceback."""
 
     @property
     def carrier(self) -> bool:
@@ -75,7 +72,6 @@ class Chain:
     process: str
     start: int
     lead: str
-    """The line that introduces it."""
     raised: list[Raised] = field(default_factory=list)
     end: int = 0
     after: int = 0

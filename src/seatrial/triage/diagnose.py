@@ -19,6 +19,7 @@ from pathlib import Path
 from seatrial.core.log_text import Samples, exit_value
 from seatrial.core.records import Diagnosis, replace
 from seatrial.core.specs import Milestone, Signature
+from seatrial.core.text import shortened
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.triage import log as shapes
 from seatrial.triage.causes import (
@@ -62,7 +63,6 @@ CALLED = frozenset({Boundary.REWARD, Boundary.REFIT, Boundary.CHECKPOINT, Bounda
 _TOOLS = ("error", "fatal", "ERROR")
 """What a tool prints before its message; not the name of an exception."""
 _TOTALS = re.compile(r"\b\d+ failed\b.*\b\d+ (passed|skipped|errors?)\b.* in [\d.]+ ?s")
-"""pytest's last line."""
 
 _KILL_ADVICE = (
     "The run was ended from outside (a signal or Ctrl-C), not by an exception. Nothing in the log says why: look for a deadline, "
@@ -166,7 +166,7 @@ class _Triage:
         worst = next((d for d in explained if d.verdict is Verdict.FAIL), explained[0])
         totals = next((line for line in tail if _TOTALS.search(line.body)), None)
         if totals is not None and worst.signature is None and len(explained) > 1:
-            worst = replace(worst, line=totals.number, cause=_clip(totals.body.strip()))
+            worst = replace(worst, line=totals.number, cause=shortened(totals.body.strip(), _CLIP))
         return [worst]
 
     def ending(self, tail: Sequence[Line], chains: Sequence[Chain]) -> list[Diagnosis]:
@@ -200,10 +200,10 @@ class _Triage:
         return Diagnosis(
             boundary=boundary,
             verdict=verdict,
-            cause=_clip(text.strip()),
+            cause=shortened(text.strip(), _CLIP),
             exception=name,
             line=line,
-            excerpt=tuple(map(_clip, excerpt)),
+            excerpt=tuple(shortened(text, _CLIP) for text in excerpt),
             advice=advice,
         )
 
@@ -263,9 +263,9 @@ def _known(signature: Signature, hit: Hit, excerpt: Sequence[str]) -> Diagnosis:
     return Diagnosis(
         boundary=signature.boundary,
         verdict=signature.verdict,
-        cause=_clip(hit.text.strip()),
+        cause=shortened(hit.text.strip(), _CLIP),
         line=hit.line,
-        excerpt=tuple(map(_clip, excerpt or (hit.text,))),
+        excerpt=tuple(shortened(text, _CLIP) for text in excerpt or (hit.text,)),
         signature=signature.id,
         advice=signature.advice,
     )
@@ -296,9 +296,5 @@ def _noise(scan: Scan, harmless: Sequence[Signature], survivors: Sequence[Chain]
     hits += [Hit(chain.first.line, f"survived {chain.first.name}: {chain.first.message}") for chain in survivors]
     seen: dict[str, int] = {}
     for hit in (*hits, *mentioned):
-        seen.setdefault(_clip(hit.text.strip()), hit.line)
+        seen.setdefault(shortened(hit.text.strip(), _CLIP), hit.line)
     return tuple(f"line {line}: {text}" for text, line in sorted(seen.items(), key=lambda item: item[1])[:_NOISE])
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= _CLIP else text[: _CLIP - 1] + "…"

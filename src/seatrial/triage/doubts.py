@@ -150,7 +150,6 @@ _TROUBLES = Stems(
     "|refused|rejected|nothing|empty|none|nan|no-op|noop| no |0 tokens|explode|ran out|returned |http |swallow|success|too high"
     "|too large|threshold|broke|fatal|critical|unresponsive|truncated|exhausted|invalid|missing|exceed|lag|fell |zeroed|expected"
 )
-"""Every trouble holds one of these."""
 _OF_PARTS = Stems.of((words for words, _ in _COMPILED), shortest=2)
 
 

@@ -30,7 +30,6 @@ class Line(NamedTuple):
     process: str
     """The prefix of the writing process, empty for the main process."""
     body: str
-    """The text without the process prefix."""
     text: str
     """The text with it, and with the mark of a line that stands for several."""
 
@@ -105,7 +104,6 @@ TEST = re.compile(r"E {2,}(?:((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Failed|Ex
 HEADER = "Traceback (most recent call last):"
 CONNECTOR = re.compile(r"(?:The above exception was the direct cause|During handling of the above exception)")
 GROUP = re.compile(r" *[+|](?:-[+-]*-+(?: \d+ -+)?$| |$)")
-"""The margin of an exception group."""
 PROGRESS = re.compile(r"\d+%\||\dit/s|s/it|\d/\d+ \[")
 NOT_NAMES = frozenset({"Warning", "Note", "Hint", "INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL"})
 

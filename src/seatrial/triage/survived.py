@@ -34,7 +34,6 @@ LINES = Path(__file__).with_name("survived.toml")
 SHARE = 0.02
 """Part of the steps that an error outside of the critical path may hit."""
 BARE_SHARE = 0.1
-"""The same for exceptions that were printed without a traceback."""
 CRITICAL = frozenset({Boundary.REWARD, Boundary.OPTIMIZER, Boundary.REFIT, Boundary.CHECKPOINT, Boundary.DDP, Boundary.PEFT})
 """One error there changes what is learned, sent or kept."""
 MACHINE = frozenset({Boundary.ENVIRONMENT, Boundary.CLUSTER, Boundary.DDP})
@@ -119,7 +118,6 @@ class _Class:
     hits: tuple[Hit, ...]
     name: str
     limit: int
-    """How many may happen."""
     excerpt: tuple[str, ...] = ()
 
 
