@@ -191,7 +191,12 @@ class PlainLines:
             self._plain.update(word for word in fresh if len(word) <= _LONGEST_WORD)
             return found
         for word in fresh:
-            needs = self._of_word(word.decode("utf-8", "surrogatepass"))
+            text = word.decode("utf-8", "surrogatepass")
+            if not self._is_plain(text):
+                needs = Needs.ALL
+            else:
+                token = secret_shapes.may_hold_token(text.replace("$", " ")) and secret_shapes.may_be_in_word(text)
+                needs = Needs.TOKENS if token else Needs.NOTHING
             if len(word) > _LONGEST_WORD:
                 pass
             elif needs is Needs.NOTHING:
@@ -202,13 +207,6 @@ class PlainLines:
                 return needs
             found = max(found, needs)
         return found
-
-    def _of_word(self, word: str) -> Needs:
-        if not self._is_plain(word):
-            return Needs.ALL
-        if not secret_shapes.may_hold_token(word.replace("$", " ")):
-            return Needs.NOTHING
-        return Needs.TOKENS if secret_shapes.may_be_in_word(word) else Needs.NOTHING
 
     def _is_plain(self, text: str) -> bool:
         """Whether each of these words, one on a line, is plain but for tokens. Cheap tests come before the patterns."""
@@ -263,13 +261,13 @@ def _with_stem(text: str, lowered: str) -> list[str]:
 
 
 def _says_secret(word: str) -> bool:
-    return not _VERDICT.fullmatch(word) and not _is_measured(word) and _may_name(word)
-
-
-def _is_measured(word: str) -> bool:
-    """`rollout_corr/kl_token:0.5`, where no number is a secret."""
-    found = _MEASURED.fullmatch(word)
-    return found is not None and not says_password(found["name"]) and len(found["name"]) <= _LONGEST_NAME
+    """Whether a word with a stem may name a secret, as `num_tokens`, `adapter_path` and `rollout_corr/kl_token:0.5` do not."""
+    if _VERDICT.fullmatch(word):
+        return False
+    measured = _MEASURED.fullmatch(word)
+    if measured and not says_password(measured["name"]) and len(measured["name"]) <= _LONGEST_NAME:
+        return False  # no number is a secret
+    return "<" in word or has_stem(_NAME_RUN.sub(lambda run: " " if _names_none(run[0]) else run[0], word).lower())
 
 
 def _may_be_dump(line: str) -> bool:
@@ -284,11 +282,6 @@ def _may_be_dump(line: str) -> bool:
         or "00101101" in line
         or "-   -" in line
     )
-
-
-def _may_name(word: str) -> bool:
-    """Whether a word with a stem may name a secret, as `num_tokens` and `adapter_path` do not."""
-    return "<" in word or has_stem(_NAME_RUN.sub(lambda run: " " if _names_none(run[0]) else run[0], word).lower())
 
 
 def _names_none(run: str) -> bool:
@@ -348,10 +341,6 @@ class Redactor:
             cleared = lines.line(row)
             made.append(MARK + row[len(row.rstrip("\r\n")) :] if closed and closed[at] else cleared)
         return made
-
-    def value(self, value: Any) -> Any:
-        """The same JSON-like value with its strings redacted; a string under a name that says secret is replaced."""
-        return self._value(value, "")
 
     def tokens(self, text: str) -> str:
         """`text` without what is a secret wherever it stands: values of the environment, key blocks, tokens, credentials in URLs.
@@ -454,7 +443,8 @@ class Redactor:
                 text = text.replace(value, f"[redacted:{name}]")
         return text
 
-    def _value(self, value: Any, name: str) -> Any:
+    def value(self, value: Any, name: str = "") -> Any:
+        """The same JSON-like value with its strings redacted; a string under a name that says secret is replaced."""
         says = says_secret(name) if name else Says.NOTHING
         if isinstance(value, str):
             if value_is_secret(value, name, says) and not value.startswith("--"):
@@ -463,8 +453,7 @@ class Redactor:
         if isinstance(value, Mapping):
             return self._mapping(value, name if says is Says.STRONG else "")
         if isinstance(value, list | tuple):
-            items = [self._value(entry, _flag(before) or name) for before, entry in zip(("", *value), value, strict=False)]
-            return items if isinstance(value, list) else tuple(items)
+            return type(value)(self.value(entry, _flag(before) or name) for before, entry in zip(("", *value), value, strict=False))
         if isinstance(value, int) and not isinstance(value, bool) and says_password(name):
             return f"[redacted:{name}]"
         return value
@@ -484,14 +473,14 @@ class Redactor:
             else:
                 known = key if isinstance(key, str) else ""
                 inner = named if named and known in ("value", "Value", "default", "plaintext", "content") else known
-                made[self.tokens(key) if known else key] = self._value(entry, inner)
+                made[self.tokens(key) if known else key] = self.value(entry, inner)
         return made
 
     def _row(self, row: Any, columns: Sequence[str]) -> Any:
         """A row of a table in JSON: each cell stands under the name of its column."""
         if not isinstance(row, list | tuple) or len(row) != len(columns):
-            return self._value(row, "")
-        return [self._value(cell, name) for cell, name in zip(row, columns, strict=True)]
+            return self.value(row)
+        return [self.value(cell, name) for cell, name in zip(row, columns, strict=True)]
 
 
 class RedactingLines:
@@ -527,7 +516,7 @@ class RedactingLines:
         return line if cleared == plain else cleared
 
     def _line(self, line: str) -> str:
-        closed = self._keys.line(line, self._piece)
+        closed = self._keys.line(line, lambda text: self._redactor.piece(text, program=self._program)[0])
         if closed is not None:
             self._blocks.skip(line)
             return closed
@@ -538,9 +527,6 @@ class RedactingLines:
         cleared, stem = self._redactor.piece(line, program=program)
         cleared = self._names.line(line, cleared, program=program, stem=stem)
         return self._blocks.line(line, cleared, program=program)
-
-    def _piece(self, text: str) -> str:
-        return self._redactor.piece(text, program=self._program)[0]
 
 
 def _begins_source(line: str) -> bool:

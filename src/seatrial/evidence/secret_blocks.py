@@ -258,24 +258,15 @@ class SecretBlocks:
         if not found or value[:1] in ("|", ">"):
             return cleared
         if self._ahead is None:
-            first = body.lstrip(" \t+|│>").startswith(("- ", "{ ")) or self._item_start()
+            before = self._before[stamps(self._before.rstrip("\r\n")) :].rstrip()
+            first = body.lstrip(" \t+|│>").startswith(("- ", "{ ")) or (before != "" and _ITEM_START.match(before) is not None)
+            # The line before is one of the same mapping that names the value, or the one that opened it.
+            sibling = _NAMES_ITS_VALUE.match(before) is not None and _YAML_LINE.match(before.lstrip(MARKS)) is not None
             if _MODEL.fullmatch(value) and not looks_random(value):
                 return cleared
-            if not (value_is_secret(value, "", Says.STRONG) if first else _odd(value) and not self._sibling()):
+            if not (value_is_secret(value, "", Says.STRONG) if first else _odd(value) and not sibling):
                 return cleared
         return f"{cleared[: found.end('before')]}[redacted:{name}]{cleared[found.end() :]}"
-
-    def _item_start(self) -> bool:
-        before = self._line_before().rstrip()
-        return bool(before) and _ITEM_START.match(before) is not None
-
-    def _sibling(self) -> bool:
-        """Whether the line before is one of the same mapping that names the value, or the one that opened it."""
-        before = self._line_before().rstrip()
-        return _NAMES_ITS_VALUE.match(before) is not None and _YAML_LINE.match(before.lstrip(MARKS)) is not None
-
-    def _line_before(self) -> str:
-        return self._before[stamps(self._before.rstrip("\r\n")) :]
 
     def _manifest(self, body: str, cleared: str) -> str:
         if "Secret" in body and "kind" in body and _SECRET_OBJECT.search(body):
@@ -309,7 +300,7 @@ class SecretBlocks:
         if tail.endswith(">") and (found := _OPEN_TAG.search(tail)):
             named = _ATTRIBUTE.search(found["attributes"])
             names, kind = (found["name"].rpartition(":")[2], named[1] if named else ""), "tag"
-        elif tail.endswith("</string>") and (found := _ENTRY_NAME.search(tail)) and (above := _ENTRY_TAG.search(self._line_before())):
+        elif tail.endswith("</string>") and (found := _ENTRY_NAME.search(tail)) and (above := _ENTRY_TAG.search(self._before)):
             names, kind, within = (found["name"], ""), "tag", above["tag"]
         elif "<" in tail and tail[-1] not in ">{[(" and (found := _OPEN_TAG_CUT.search(tail)):
             names, kind, cut = (found["name"].rpartition(":")[2], ""), "tag", True
@@ -524,9 +515,7 @@ class _Tables:
 
     def _header(self, body: str) -> None:
         for separator, head in _HEADS:
-            if separator not in ("|", _FRAME) and separator not in body:
-                continue
-            if not head.match(body):
+            if (separator not in ("|", _FRAME) and separator not in body) or not head.match(body):
                 continue
             names = [name.strip(_QUOTES + _HEADMARKS) for name, _ in _cells(body, separator)]
             found = _secret_columns(names)
@@ -582,8 +571,8 @@ class _Tables:
 def _secret_columns(names: Sequence[str]) -> dict[int, tuple[str, Says]]:
     """Which columns hold secrets; `pass` does so beside a user, else it counts what passed."""
     users = any(name.lower() in _USERS for name in names)
-    found = {at: (name, says_secret(name)) for at, name in enumerate(names) if users or name.lower() not in ("pass", "passes")}
-    return {at: (name, says) for at, (name, says) in found.items() if says is not Says.NOTHING}
+    telling = ((at, name) for at, name in enumerate(names) if users or name.lower() not in ("pass", "passes"))
+    return {at: (name, says) for at, name in telling if (says := says_secret(name)) is not Says.NOTHING}
 
 
 def _cells(text: str, separator: str) -> list[tuple[str, int]]:
@@ -617,9 +606,7 @@ def _lists(text: str) -> str:
                     made += [text[done:start], _quoted(item[0], name)]
                     done = end
         elif len(items) > 1 and all(_LIST_NAME.fullmatch(item[0]) for item in items):
-            names = [item[0].strip(_QUOTES) for item in items]
-            columns = _secret_columns(names)
-            fields = len(items)
+            columns, fields = _secret_columns([item[0].strip(_QUOTES) for item in items]), len(items)
     return "".join((*made, text[done:])) if made else text
 
 

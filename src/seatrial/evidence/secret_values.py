@@ -216,7 +216,7 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
         if between is None and says is Says.STRONG and not program and (name.isupper() or "." in name.strip(".") or _CELL.match(text, end)):
             between = _BETWEEN_COLUMNS.match(text, end)
             pair = pair and not (between and between[0].strip())
-    if between is None and not program and says is Says.STRONG and not flag and _begins(text, start):
+    if between is None and not program and says is Says.STRONG and not flag and not text[stamps(text) : start].strip(MARKS):
         between = _ALIGNED.match(text, end)
         if between and (between["value"].lower() in COLUMN_NAMES or between["value"].isupper()):
             between = None
@@ -267,32 +267,18 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
     return _to_the_end(text, start, span)
 
 
-def _begins(text: str, start: int) -> bool:
-    """Whether a name begins its line, behind stamps and marks."""
-    return not text[stamps(text) : start].strip(MARKS)
-
-
 def _near(text: str, begin: int, name: str, says: Says) -> bool:
     """Whether a word that stands behind a name, with nothing between, looks like its value: `password hunter22`, "the API key is …"."""
     span = _span(text, begin, begin + _LONGEST_PEEK)
     word = text[slice(*span[:2])] if span else ""
     if name.lower().endswith("authorization"):
         return _SCHEME.match(text, begin) is not None and looks_random(text[begin : begin + _LONGEST_PEEK])
-    mixed = len(word) >= 8 and any(c.isdigit() for c in word) and any(c.isalpha() for c in word)
-    odd = (
-        ("/" in word and not (len(word) >= 32 and "." not in word and not _PATH.match(word)))
-        or ":" in word
-        or "=" in word
-        or word.isupper()
-        or word.startswith(("-", "<", "{", "["))
-    )
-    return (
-        mixed
-        and not odd
-        and " " not in word
-        and (says is Says.STRONG or looks_random(word))
-        and (len(word) >= 32 or says_secret(word) is Says.NOTHING)
-    )
+    if len(word) < 8 or word.isupper() or not any(c.isdigit() for c in word) or not any(c.isalpha() for c in word):
+        return False
+    path = "/" in word and not (len(word) >= 32 and "." not in word and not _PATH.match(word))
+    if path or any(c in word for c in ":= ") or word[0] in "-<{[":
+        return False
+    return (says is Says.STRONG or looks_random(word)) and (len(word) >= 32 or says_secret(word) is Says.NOTHING)
 
 
 def _near_quoted(text: str, begin: int, name: str) -> bool:
@@ -324,12 +310,10 @@ def _to_the_end(text: str, start: int, span: tuple[int, int, bool]) -> tuple[int
 
 def _program_secret(text: str, start: int, between: str, content: str, *, quoted: bool) -> bool:
     """In program text a literal is a secret; a bare word only in a string or a comment, or where no expression looks like it."""
-    if quoted:
-        return not _FILLER.fullmatch(content)
-    if _in_string(text, start):
+    if quoted or _in_string(text, start):
         return not _FILLER.fullmatch(content)
     odd = any(c.isdigit() for c in content) or not content.replace("_", "").replace(".", "").isalnum()
-    if _in_comment(text, start):
+    if re.search(r"(?:^|\s)(?:#|//|\*|--)\s", text[max(0, start - 200) : start]):  # a comment
         return odd and not _CODE_START.match(content)
     if looks_random(content) and not _CODE_START.match(content) and "." not in content:
         return True
@@ -345,10 +329,6 @@ def _in_string(text: str, position: int) -> bool:
             quote = "" if quote else c
     # The name itself may be quoted: then the string is that of the name.
     return bool(quote) and text[position - 1 : position] != quote
-
-
-def _in_comment(text: str, position: int) -> bool:
-    return re.search(r"(?:^|\s)(?:#|//|\*|--)\s", text[max(0, position - 200) : position]) is not None
 
 
 def _bracketed(text: str, begin: int) -> tuple[int, int] | None:
