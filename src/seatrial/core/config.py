@@ -202,31 +202,25 @@ def _from_file(file: Path, values: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
             close = difflib.get_close_matches(section, Config.model_fields, n=1)
             fix = f"did you mean [{close[0]}]?" if close else f"known sections: {', '.join(Config.model_fields)}"
             raise UserError(f"{file}: unknown section [{section}]", fix)
-        if section == PROFILES:
-            values[PROFILES] = {name: {} for name in content}
-            yield from _profiles(file, content)
+        if section != PROFILES:
+            yield from _entries(file, (section,), content)
             continue
-        for key, value in content.items():
-            if section in PYTEST and isinstance(value, dict):
-                yield from (((section, key, entry), item) for entry, item in value.items())
-                continue
-            if section not in PYTEST:
-                _require_known((section, key), str(file))
-            yield (section, key), value
+        values[PROFILES] = {name: {} for name in content}
+        for name, profile in content.items():
+            if not isinstance(profile, dict):
+                raise UserError(f"{file}: {PROFILES}.{name}: a profile has a name", f"write [{PROFILES}.NAME], then {name} = … below it")
+            _require_profile_name(name, str(file))
+            yield from _entries(file, (section, name), profile)
 
 
-def _profiles(file: Path, tables: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
-    """Keys and values of all profiles; the entries of their tables one by one."""
-    for name, content in tables.items():
-        if not isinstance(content, dict):
-            raise UserError(f"{file}: {PROFILES}.{name}: a profile has a name", f"write [{PROFILES}.NAME], then {name} = … below it")
-        _require_profile_name(name, str(file))
-        for key, value in content.items():
-            _require_known((PROFILES, name, key), str(file))
-            if isinstance(value, dict) and _is_table(key):
-                yield from (((PROFILES, name, key, entry), item) for entry, item in value.items())
-            else:
-                yield (PROFILES, name, key), value
+def _entries(file: Path, place: Key, content: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
+    """Keys and values of a section or a profile; the entries of a table one by one."""
+    for name, value in content.items():
+        key = (*place, name)
+        if place[0] not in PYTEST:
+            _require_known(key, str(file))
+        table = isinstance(value, dict) and (place[0] in PYTEST or (len(key) == 3 and _is_table(name)))
+        yield from (((*key, entry), item) for entry, item in value.items()) if table else ((key, value),)
 
 
 def _is_table(key: str) -> bool:

@@ -453,7 +453,8 @@ class Redactor:
         if isinstance(value, Mapping):
             return self._mapping(value, name if says is Says.STRONG else "")
         if isinstance(value, list | tuple):
-            return type(value)(self.value(entry, _flag(before) or name) for before, entry in zip(("", *value), value, strict=False))
+            items = [self.value(entry, _flag(before) or name) for before, entry in zip(("", *value), value, strict=False)]
+            return items if isinstance(value, list) else tuple(items)
         if isinstance(value, int) and not isinstance(value, bool) and says_password(name):
             return f"[redacted:{name}]"
         return value

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import re
@@ -29,6 +28,7 @@ from seatrial.evidence.git import (
     DIFF,
     DRIVER,
     commit_of,
+    digest_of,
     fields,
     filter_drivers,
     git,
@@ -371,9 +371,8 @@ def _left_out(root: Path, prefix: str, path: str) -> str:
     if path.endswith("/"):
         return f"left out {name}: a git repository of its own"
     try:
-        with (root / path).open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            return f"left out {name}: {stream.tell()} bytes, sha256 {digest}"
+        digest, size = digest_of(root / path)
+        return f"left out {name}: {size} bytes, sha256 {digest}"
     except OSError as error:
         raise _unreadable(root / path, error) from error
 

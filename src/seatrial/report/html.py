@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup, escape
@@ -42,11 +42,8 @@ class Gap:
     count: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.kind} at step {self.first}"
-            if self.count == 1
-            else f"{self.kind} at {self.count} steps from {self.first} to {self.last}"
-        )
+        several = f"{self.kind} at {self.count} steps from {self.first} to {self.last}"
+        return several if self.count > 1 else f"{self.kind} at step {self.first}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +111,9 @@ def _extremes(series: Series) -> set[int]:
 def _rank(tag: str) -> tuple[int, int]:
     """(0, n) for a metric named like the n-th of the first ones, (1, n) for one that contains it, (2, 0) for others."""
     name = tag.lower().removesuffix("/mean").rsplit("/", 1)[-1]
-    for place, word in enumerate(_FIRST):
-        if name in (word, word + "s"):
-            return 0, place
-    for place, word in enumerate(_FIRST):
-        if word in name:
-            return 1, place
-    return 2, 0
+    named = [(0, place) for place, word in enumerate(_FIRST) if name in (word, word + "s")]
+    contained = [(1, place) for place, word in enumerate(_FIRST) if word in name]
+    return next(iter((*named, *contained)), (2, 0))
 
 
 _HERE = Path(__file__).parent
@@ -219,8 +212,7 @@ def _policy_hash(text: str) -> str:
 WIDTH, ROW, LEFT = 680, 22, 190
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
+class _Drawn(NamedTuple):
     """One bar as it is drawn."""
 
     label: str
@@ -230,8 +222,7 @@ class _Drawn:
     bad: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Chart:
+class _Chart(NamedTuple):
     """One plot."""
 
     title: str

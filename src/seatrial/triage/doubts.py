@@ -27,7 +27,7 @@ class Doubt(NamedTuple):
     """It says so as an error, or of everything in that step: one such line counts."""
 
 
-_PARTS: tuple[tuple[str, Boundary], ...] = (
+_PARTS = (
     (r"\blora|\badapters?|\bpeft\b", Boundary.PEFT),
     (r"\bcheckpoints?\b|\bckpt\b|\bpersist|\boptimizer shard|\boptimi[sz]er states?\b|\bscheduler state|\brng state", Boundary.CHECKPOINT),
     (
