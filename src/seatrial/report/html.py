@@ -167,7 +167,8 @@ def page(template: str, *, script: str = "", data: object = None, **values: obje
     - Everything recorded is escaped and made visible; an unknown name in a template is an error.
     - The policy allows our own style and script alone. Every `<`, `>` and `&` of the data is escaped, so no text in it can end its block.
     """
-    scripts = "\n".join([f"/*!\n{_asset('uPlot.LICENSE.txt')}\n*/", _asset("uPlot.iife.min.js"), _asset(script)]) if script else ""
+    drawing = [f"/*!\n{_asset('uPlot.LICENSE.txt')}\n*/", *map(_asset, ("uPlot.iife.min.js", "plots.js", script))] if script else []
+    scripts = "\n".join(drawing)
     style = f"{_asset('uPlot.min.css')}\n{_asset('report.css')}" if script else _asset("report.css")
     allowed = f"img-src data:; script-src '{_policy_hash(scripts)}'; " if script else ""
     encoded = json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
