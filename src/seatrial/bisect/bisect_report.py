@@ -247,9 +247,3 @@ def schemas() -> dict[str, str]:
     """The text of every shipped schema, by file name."""
     kinds: dict[str, type[Record]] = {"bisect": BisectPlan, "bisect-run": BisectRun, "bisect-report": BisectReport}
     return {f"{name}.schema.json": schema_text(name, kind) for name, kind in kinds.items()}
-
-
-def write_schemas(directory: Path = DIRECTORY) -> None:
-    """Write the shipped schemas anew, after a change of the types."""
-    for name, text in schemas().items():
-        write_text(directory / name, text)

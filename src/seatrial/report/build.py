@@ -370,12 +370,6 @@ def schemas() -> dict[str, str]:
     return {f"{name}.schema.json": schema_text(name, kind, version=TRIAL_VERSION) for name, kind in _KINDS.items()}
 
 
-def write_schemas(directory: Path = DIRECTORY) -> None:
-    """Write the shipped schemas anew, after a change of the types."""
-    for name, text in schemas().items():
-        write_text(directory / name, text)
-
-
 def schema_text(
     name: str, kind: type[Record], mode: Literal["serialization", "validation"] = "serialization", version: int = SCHEMA_VERSION
 ) -> str:
