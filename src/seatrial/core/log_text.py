@@ -285,15 +285,13 @@ class Finder:
 
     def search(self, text: str, lower: str | None = None) -> re.Match[str] | None:
         """As of the pattern itself; `lower` is the text in small letters, where it is there already."""
-        needed = self._needed
-        if needed is not None:
-            where = text if not needed.lower else text.lower() if lower is None else lower
-            for one in needed.texts:
-                if one in where:
-                    break
-            else:
-                return None
-        return self._pattern.search(text)
+        if self._needed is None:
+            return self._pattern.search(text)
+        where = text if not self._needed.lower else text.lower() if lower is None else lower
+        for one in self._needed.texts:
+            if one in where:
+                return self._pattern.search(text)
+        return None
 
 
 @lru_cache(maxsize=1024)

@@ -28,17 +28,18 @@ def read_imports(path: Path) -> tuple[ImportProof, ...]:
     if not path.exists():
         return ()
     rows = read_text(path).split("\n")
+    fix = "the process was killed while it wrote; run the level again"
     if rows[-1]:
-        raise _torn_proof(path, len(rows), "the last row has no end")
+        raise UserError(f"{path}:{len(rows)}: the last row has no end", fix)
     proofs = []
     for number, row in enumerate(rows[:-1], 1):
         try:
             proofs.append(ImportProof.model_validate(parse_json(row)))
         except BadValue as error:
-            raise _torn_proof(path, number, f"not valid JSON: {error.what}") from error
+            raise UserError(f"{path}:{number}: not valid JSON: {error.what}", fix) from error
         except ValidationError as error:
             first = error.errors()[0]
-            raise _torn_proof(path, number, f"{'.'.join(map(str, first['loc'])) or 'row'}: {first['msg']}") from error
+            raise UserError(f"{path}:{number}: {'.'.join(map(str, first['loc'])) or 'row'}: {first['msg']}", fix) from error
     return tuple(proofs)
 
 
@@ -110,10 +111,6 @@ def _judge_process(process: str, reported: list[ImportProof], roots: Roots, some
             yield f"{process}: reported {proof.package} from {proof.file} as not proven"
 
 
-def _torn_proof(path: Path, number: int, what: str) -> UserError:
-    return UserError(f"{path}:{number}: {what}", "the process was killed while it wrote; run the level again")
-
-
 EXECUTED_FILE = "executed.jsonl"
 CUSTOMIZE = ("sitecustomize", "usercustomize")
 
@@ -143,9 +140,9 @@ class Executed:
 
     def has(self, file: ChangedFile, function: ChangedFunction) -> bool:
         """Whether a function ran; code outside of functions ran if its file was imported."""
-        name = MODULE if function.at_import else function.name.rpartition(".")[2]
+        name = function.name.rpartition(".")[2]
         if function.at_import:
-            return any(row[:3] == (file.repo, file.path, MODULE) for row in self.ran)
+            return self.imported(file)
         if name == LAMBDA and function.column:
             return (file.repo, file.path, name, function.line, function.column) in self.ran
         return any(row[:4] == (file.repo, file.path, name, function.line) for row in self.ran)

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from seatrial.core.errors import UserError
 from seatrial.core.files import write_bytes, write_json
 from seatrial.core.guarded import endless, read_file
 from seatrial.core.records import RepoState, SubmoduleState, replace
+from seatrial.core.text import word_set
 from seatrial.evidence.git import (
     DIFF,
     DRIVER,
@@ -46,7 +46,7 @@ from seatrial.evidence.git import (
 )
 from seatrial.evidence.redact import Redactor
 
-_NOT_PRODUCTS = (
+_NOT_PRODUCTS = word_set(
     "test tests testing doc docs example examples script scripts bench benchmark benchmarks tool tools build dist "
     "ci docker vendor third_party thirdparty node_modules site venv env outputs results logs data wandb experiments"
 )
@@ -69,7 +69,7 @@ def _scan(root: Path) -> tuple[list[str], list[str]]:
     ordinary: list[str] = []
     namespaces: list[str] = []
     for directory in _directories(root):
-        if directory.name in _NOT_PRODUCTS.split():
+        if directory.name in _NOT_PRODUCTS:
             continue
         if (directory / "__init__.py").is_file():
             ordinary.append(directory.name)
@@ -174,8 +174,8 @@ def read_status(root: Path) -> Status:
         raise unparsable(root, "status", f"no branch among {len(entries)} fields")
     if head["branch.oid"] == "(initial)":
         raise no_commits(root)
-    branch = head["branch.head"]
-    return Status(head["branch.oid"], None if branch == "(detached)" else branch, tuple(sorted(set(dirty))))
+    branch = None if head["branch.head"] == "(detached)" else head["branch.head"]
+    return Status(head["branch.oid"], branch, tuple(sorted(set(dirty))))
 
 
 def gitlinks(root: Path, index: Path | None = None) -> tuple[Gitlink, ...]:
@@ -490,12 +490,8 @@ def _submodules(root: Path, prefix: str) -> Iterator[SubmoduleState]:
         directory = root / link.path
         head = commit_of(directory, "HEAD") if is_checkout(root, link.path) else None
         state: Literal["clean", "uninitialised", "other-commit", "conflict"]
-        if link.conflict:
-            state = "conflict"
-        elif head is None:
-            state = "uninitialised"
-        else:
-            state = "clean" if head == link.commit else "other-commit"
+        state = "clean" if head == link.commit else "other-commit" if head else "uninitialised"
+        state = "conflict" if link.conflict else state
         yield SubmoduleState(path=printable(prefix + link.path), commit=head or link.commit, state=state)
         if head is not None:
             yield from _submodules(directory, f"{prefix}{link.path}/")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from seatrial.core.errors import UserError
 from seatrial.core.files import number_to_json
+from seatrial.core.guarded import as_float
 from seatrial.core.records import CheckResult
 from seatrial.core.series import Metrics, Series
 from seatrial.core.verdict import Boundary
@@ -183,7 +184,10 @@ class _Validator:
         if depth > _DEEPEST:
             self.refuse(node, "the check is nested too deeply")
         if isinstance(node, ast.Constant):
-            self.number(node)
+            if not isinstance(node.value, int | float):
+                self.refuse(node, "only a number can stand here")
+            if not math.isfinite(as_float(node.value)):
+                self.refuse(node, "the number is too large")
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             self.quantity(node.operand, depth + 1)
         elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
@@ -202,16 +206,6 @@ class _Validator:
         if isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Call):
             self.refuse(node, "a condition cannot stand inside a quantity")
         self.refuse(node, f"{type(node).__name__} is not supported")
-
-    def number(self, node: ast.Constant) -> None:
-        if not isinstance(node.value, int | float):
-            self.refuse(node, "only a number can stand here")
-        try:
-            finite = math.isfinite(node.value)
-        except OverflowError:
-            finite = False
-        if not finite:
-            self.refuse(node, "the number is too large")
 
     def subscript(self, node: ast.Subscript) -> None:
         """`data["tag"]` or `data["tag"]["step"]`."""

@@ -183,9 +183,7 @@ class _Process:
             chain.how = how
         self._group = self._group or word == "+ Exception Group"
         self._indent = 0 if self._group else len(before) - len(before.lstrip(" ")) if not word else 0
-        self._framing, self._linked, self._gap = True, False, 0
-        self._tail.clear()
-        self._frames.clear()
+        self._expect(frames=True)
 
     def _how(self, word: str, level: str) -> How:
         """Who handles the traceback that starts here."""
@@ -252,7 +250,11 @@ class _Process:
         chain.raised.append(Raised(name, message, line.number, [(line.number, text)], tail, tuple(self._frames)))
         chain.end = line.number
         chain.after = self.ordinary
-        self._framing, self._linked, self._gap = False, False, 0
+        self._expect(frames=False)
+
+    def _expect(self, *, frames: bool) -> None:
+        """What comes next: the frames of a traceback, or the rest of a message."""
+        self._framing, self._linked, self._gap = frames, False, 0
         self._tail.clear()
         self._frames.clear()
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from seatrial.core.log_text import Finder, Stems, words_of
-from seatrial.core.records import Diagnosis
+from seatrial.core.records import Diagnosis, replace
 from seatrial.core.specs import Signature
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.triage import log
@@ -233,17 +233,9 @@ class Survivors:
 
 
 def _diagnosis(signature: Signature, hit: Hit, count: int, steps: int) -> Diagnosis:
-    return Diagnosis(
-        boundary=signature.boundary,
-        verdict=signature.verdict,
-        cause=hit.text.strip()[:400],
-        line=hit.line,
-        excerpt=(hit.text.strip()[:400],),
-        signature=signature.id,
-        advice=f"{_often(count, steps)} {signature.advice}",
-        survived=True,
-        times=count,
-    )
+    found = _raised(_Class(signature.boundary or Boundary.ENVIRONMENT, (hit,), "", 0, (hit.text.strip(),)), steps)
+    advice = f"{_often(count, steps)} {signature.advice}"
+    return replace(found, boundary=signature.boundary, verdict=signature.verdict, signature=signature.id, advice=advice, times=count)
 
 
 def _raised(found: _Class, steps: int) -> Diagnosis:
@@ -251,7 +243,7 @@ def _raised(found: _Class, steps: int) -> Diagnosis:
     return Diagnosis(
         boundary=found.boundary,
         verdict=Verdict.BLOCKED,
-        cause=first.text[:400],
+        cause=first.text.strip()[:400],
         line=first.line,
         excerpt=tuple(text[:400] for text in (found.excerpt or (first.text,))),
         signature=f"survived-{found.boundary}",
