@@ -148,12 +148,6 @@ _NEEDLES = _any_of(
 """Words without any of these, in small letters, need none of the looks of `_has_needle`."""
 
 
-@lru_cache(maxsize=16)
-def plain_lines(values: frozenset[str]) -> PlainLines:
-    """The memory of words for these values, which all redactors of a process share."""
-    return PlainLines(values)
-
-
 class PlainLines:
     """Remembers words, for the values that a redactor replaces."""
 
@@ -294,6 +288,8 @@ def _names_none(run: str) -> bool:
     )
 
 
+plain_lines = lru_cache(maxsize=16)(PlainLines)
+"""The memory of words for some values, which all redactors of a process share."""
 MINIMUM_LENGTH = 6
 """Shorter values of environment variables are not replaced: "1" or "true" would blank half a log."""
 

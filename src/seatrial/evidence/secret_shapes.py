@@ -214,14 +214,10 @@ def _compiled(rules: tuple[Rule, ...], small: bool = False) -> tuple[Compiled, .
     )
 
 
-def _stemless(rules: tuple[Compiled, ...]) -> tuple[Compiled, ...]:
-    """What is left of the rules for a line without a word that says secret."""
-    made = ((tuple(one for one in literals if not has_stem(one)), shown, pattern) for literals, shown, pattern in rules)
-    return tuple(rule for rule in made if rule[0])
-
-
 _TOKEN_RULES, _COMMAND_RULES, _CONTEXT_RULES = _compiled(_TOKENS), _compiled(_COMMANDS), _compiled(_CONTEXT, small=True)
-_STEMLESS_RULES = _stemless(_CONTEXT_RULES)
+# What is left of the rules for a line without a word that says secret.
+_WITHOUT_STEMS = ((tuple(one for one in literals if not has_stem(one)), shown, pattern) for literals, shown, pattern in _CONTEXT_RULES)
+_STEMLESS_RULES = tuple(rule for rule in _WITHOUT_STEMS if rule[0])
 STEMLESS_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _STEMLESS_RULES for literal in literals))
 _GENERAL = (".", "_", "-")
 """Literals that say nothing; the patterns of their rules ask for any digits."""

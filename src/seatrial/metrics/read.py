@@ -181,16 +181,12 @@ def _sources(paths: Sequence[Path]) -> list[tuple[Path, list[MetricSource]]]:
             if reading is not None:
                 seen.add(real_path(file))
                 found.append(MetricSource(file, kind, reading))
+        if not found and not known and path.is_dir():
+            raise UserError(f"{path}: the directory holds no metrics", f"give the directory that the loop logs to; known files: {_KINDS}")
         if not found and not known:
-            _refuse(path)
+            raise UserError(f"{path}: the file holds no metrics", f'give one of {_KINDS}; a row of JSONL is {{"step": 1, "loss": 0.5}}')
         made.append((path, found))
     return made
-
-
-def _refuse(path: Path) -> NoReturn:
-    if path.is_dir():
-        raise UserError(f"{path}: the directory holds no metrics", f"give the directory that the loop logs to; known files: {_KINDS}")
-    raise UserError(f"{path}: the file holds no metrics", f'give one of {_KINDS}; a row of JSONL is {{"step": 1, "loss": 0.5}}')
 
 
 def _files(path: Path) -> list[tuple[Path, SourceKind]]:
