@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
-
-from seatrial.report import html
 
 LONG = (
     *("test_verl_cpu.py", "test_levels.py", "test_faults.py", "test_verl_shadow.py", "test_attach_verl.py", "test_vllm.py"),
@@ -22,14 +19,13 @@ LONG = (
 
 @pytest.fixture(scope="session", autouse=True)
 def spared() -> Iterator[None]:
-    """The template of the page is compiled once, a new repository gets no sample hooks, and nothing reaches the user's history or cache.
+    """A new repository gets no sample hooks, and nothing reaches the user's history or cache.
 
     Memory is there for every level: what other tests take of it at the moment must not block a trial whose loop is a stand-in.
     """
     memory = psutil.virtual_memory
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psutil, "virtual_memory", lambda: memory()._replace(available=64 << 30))
-        patch.setattr(html, "environment", functools.cache(html.environment))
         patch.setenv("GIT_TEMPLATE_DIR", "")
         patch.setenv("SEATRIAL_HISTORY", "off")
         patch.setenv("SEATRIAL_BASE_CACHE", "off")

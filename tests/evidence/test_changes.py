@@ -9,7 +9,7 @@ import pytest
 from seatrial.core.errors import UserError
 from seatrial.evidence import changes as module
 from seatrial.evidence import repos
-from seatrial.evidence.changes import ChangedLine, ChangedPath, changed_lines, changed_paths, read_changes
+from seatrial.evidence.changes import ChangedLine, ChangedPath, changed_lines, read_changes
 
 from .conftest import MakeRepo, commit, put, run_git
 
@@ -25,7 +25,7 @@ def test_committed_uncommitted_and_untracked_work_counts(make_repo: MakeRepo) ->
     (root / "gone").unlink()
     (root / "link").unlink()
     (root / "link").symlink_to("kept")
-    assert changed_paths(root, base) == (
+    assert read_changes(root, base).paths == (
         ChangedPath("committed ü", "A"),
         ChangedPath("dir/deep", "A"),
         ChangedPath("edited", "M"),
@@ -124,24 +124,24 @@ def test_a_submodule_shows_its_insides(make_repo: MakeRepo) -> None:
         ChangedPath("3rdparty/in ner/lib/g.py", "R", "3rdparty/in ner/lib/f.py"),
         ChangedPath("3rdparty/in ner/untracked.py", "A"),
     )
-    assert changed_paths(root, "HEAD~1") == expected
+    assert read_changes(root, "HEAD~1").paths == expected
     lines = changed_lines(root, "HEAD~1")
     assert {"fresh = 2", "old = 1", "loose = 3"} <= set(lines)
-    assert {line.path for line in lines.lines if line.text == "fresh = 2"} <= {path.path for path in changed_paths(root, "HEAD~1")}
+    assert {line.path for line in lines.lines if line.text == "fresh = 2"} <= {path.path for path in read_changes(root, "HEAD~1").paths}
     run_git(root, "submodule", "deinit", "-q", "-f", "3rdparty/in ner")
-    assert changed_paths(root, "HEAD~1") == expected[:1]
+    assert read_changes(root, "HEAD~1").paths == expected[:1]
 
 
 def test_a_submodule_whose_old_commit_is_unknown_is_listed_itself(make_repo: MakeRepo) -> None:
     root, _ = _with_submodule(make_repo)
     run_git(root, "update-index", "--cacheinfo", f"160000,{'1' * 40},3rdparty/in ner")
     run_git(root, "commit", "-qm", "a commit that nobody has")
-    assert changed_paths(root, "HEAD") == (ChangedPath("3rdparty/in ner", "M"),)
+    assert read_changes(root, "HEAD").paths == (ChangedPath("3rdparty/in ner", "M"),)
 
 
 def test_an_added_submodule_is_listed(make_repo: MakeRepo) -> None:
     root, _ = _with_submodule(make_repo)
-    assert changed_paths(root, "HEAD~1") == (ChangedPath(".gitmodules", "A"), ChangedPath("3rdparty/in ner", "A"))
+    assert read_changes(root, "HEAD~1").paths == (ChangedPath(".gitmodules", "A"), ChangedPath("3rdparty/in ner", "A"))
 
 
 def test_lines_are_text_without_marks_and_headers(make_repo: MakeRepo) -> None:
@@ -180,7 +180,7 @@ def test_files_too_large_to_read_are_listed_and_said(make_repo: MakeRepo, monkey
     root = make_repo()
     put(root, {"checkpoint.bin": b"x" * 5000})
     monkeypatch.setattr(repos, "UNTRACKED_LIMIT", 1000)
-    assert changed_paths(root, "HEAD") == (ChangedPath("checkpoint.bin", "A"),)
+    assert read_changes(root, "HEAD").paths == (ChangedPath("checkpoint.bin", "A"),)
     assert not changed_lines(root, "HEAD").complete
 
 

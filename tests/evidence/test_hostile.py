@@ -242,7 +242,7 @@ def collect(world: World, tmp_path: Path) -> None:
     (state,) = write_repos([repo_state(world.root)], tmp_path / "evidence", PLAIN)
     assert {"a.py", "new.py", f"{SUB}/lib.py", f"{SUB}/new.py"} <= set(state.dirty)
     read_origin(world.root)
-    assert "a.py" in base_contents(world.root, world.base)
+    assert "a.py" in dict(base_contents(world.root, world.base))
     paths = {change.path for change in read_changes(world.root, world.base).paths}
     assert {"a.py", "new.py", "run.sh", SUB} <= paths
     changed_lines(world.root, world.base)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.core.text import generic, number, one_line, ranges, unique, visible
+from seatrial.core.text import failure_identity, number, one_line, ranges, unique, visible
 
 
 def test_controls_are_written_out_and_colours_removed() -> None:
@@ -47,7 +47,7 @@ def test_unique_keeps_order_and_drops_empty() -> None:
     ],
 )
 def test_what_two_runs_differ_in_is_gone(one: str, other: str) -> None:
-    assert generic(one) == generic(other)
+    assert failure_identity(one) == failure_identity(other)
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_what_two_runs_differ_in_is_gone(one: str, other: str) -> None:
     ],
 )
 def test_names_stay_with_their_digits(one: str, other: str) -> None:
-    assert generic(one) != generic(other)
+    assert failure_identity(one) != failure_identity(other)

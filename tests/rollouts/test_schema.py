@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from cli.command import inside
 from rollouts.served import halves, run_in_process, serving, write_rows
 from seatrial.rollouts import json_schemas
+from shipped_schemas import require_shipped
 
 
 def fits(name: str, value: Any) -> None:
@@ -21,11 +21,7 @@ def fits(name: str, value: Any) -> None:
 
 
 def test_the_shipped_schemas_are_those_of_the_types() -> None:
-    if os.environ.get("SEATRIAL_UPDATE_GOLDEN") == "1":
-        json_schemas.write_schemas()
-    assert {path.name: path.read_text() for path in json_schemas.DIRECTORY.iterdir()} == json_schemas.schemas()
-    for text in json_schemas.schemas().values():
-        jsonschema.Draft202012Validator.check_schema(json.loads(text))
+    require_shipped(json_schemas)
 
 
 def test_files_of_a_campaign_fit_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.triage.causes import Chain, How, read_chains
+from seatrial.triage.causes import Chain, ChainReader, How
 from seatrial.triage.log import read_log
 
 FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    call()\n    ^^^^^^\n'
@@ -15,7 +15,10 @@ FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    c
 def chains(tmp_path: Path, text: str) -> list[Chain]:
     path = tmp_path / "run.log"
     path.write_text(text)
-    return read_chains(read_log(path))
+    reader = ChainReader()
+    for line in read_log(path):
+        reader.feed(line)
+    return reader.finish()
 
 
 def only(tmp_path: Path, text: str) -> Chain:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
-
-import jinja2
-from markupsafe import Markup, escape
 
 from seatrial import __version__
 from seatrial.bisect import git_bisect_log
@@ -23,9 +18,9 @@ from seatrial.core.files import number_to_json, write_json, write_text
 from seatrial.core.records import Record, replace
 from seatrial.core.text import number, one_line, visible
 from seatrial.evidence.redact import Redactor
+from seatrial.report import html
 from seatrial.report.build import schema_text
-from seatrial.report.html import asset, environment, policy_hash
-from seatrial.report.markdown import code, pieces, prose
+from seatrial.report.markdown import code, prose
 
 _TONES = {"found": "fail", "range": "blocked", "open": "skipped"}
 _BADGES = {"good": "pass", "bad": "fail", "skip": "skipped", "mixed": "blocked", "none": "skipped"}
@@ -35,9 +30,10 @@ _NEAR = 12
 
 
 def page(view: BisectView) -> str:
-    script = "\n".join([f"/*!\n{asset('uPlot.LICENSE.txt')}\n*/", asset("uPlot.iife.min.js"), asset("bisect.js")])
-    style = "\n".join([asset("uPlot.min.css"), asset("report.css"), asset("bisect.css")])
-    text = _template().render(
+    return html.page(
+        "bisect.html.j2",
+        script="bisect.js",
+        data=_data(view),
         view=view,
         tone=_TONES[view.answer.state],
         badges=_BADGES,
@@ -46,25 +42,7 @@ def page(view: BisectView) -> str:
         sections=sections(view),
         plots=list(_plots(view)),
         version=__version__,
-        script=Markup(script),  # our own files: no recorded text is in them
-        style=Markup(style),
-        policy=f"default-src 'none'; img-src data:; script-src '{policy_hash(script)}'; style-src '{policy_hash(style)}'",
-        data=_data(view),
     )
-    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    """Compiled once: the page is written after every round, and this takes longer than all the rest of it."""
-    made = environment()
-    made.filters["prose"] = _prose
-    return made.get_template("bisect.html.j2")
-
-
-def _prose(sentence: str) -> Markup:
-    parts = (f"<code>{escape(visible(text))}</code>" if is_code else escape(visible(text)) for is_code, text in pieces(one_line(sentence)))
-    return Markup("".join(map(str, parts)))
 
 
 def _plots(view: BisectView) -> Iterator[tuple[str, int, int]]:
@@ -76,10 +54,10 @@ def _plots(view: BisectView) -> Iterator[tuple[str, int, int]]:
             yield "Around the answer", first, end
 
 
-def _data(view: BisectView) -> Markup:
-    """The JSON block: every `<`, `>` and `&` is escaped, so no text in it can end the block."""
+def _data(view: BisectView) -> dict[str, Any]:
+    """What the script draws."""
     metric = any(isinstance(row.value, float) for rows in view.by_point.values() for row in rows)
-    data: dict[str, Any] = {
+    return {
         "metric": view.plan.check if metric else None,
         "limit": view.limit if metric else None,
         "points": [[point.commit, visible(point.subject), point.repo if len(view.plan.repos) > 1 else ""] for point in view.history.points],
@@ -90,8 +68,6 @@ def _data(view: BisectView) -> Markup:
         ],
         "suspects": _ranges(sorted(view.suspects)) if view.answer.state != "open" else [],
     }
-    text = json.dumps(data, allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _ranges(indices: list[int]) -> list[list[int]]:
@@ -257,9 +233,3 @@ DIRECTORY = Path(__file__).parent / "schemas"
 def schemas() -> dict[str, str]:
     kinds: dict[str, type[Record]] = {"bisect": BisectPlan, "bisect-run": BisectRun, "bisect-report": BisectReport}
     return {f"{name}.schema.json": schema_text(name, kind) for name, kind in kinds.items()}
-
-
-def write_schemas(directory: Path = DIRECTORY) -> None:
-    """Write the shipped schemas anew, after a change of the types."""
-    for name, text in schemas().items():
-        write_text(directory / name, text)

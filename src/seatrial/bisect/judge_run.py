@@ -12,14 +12,14 @@ from pathlib import Path
 
 from seatrial.bisect.bisect_records import BisectPlan, Failure, Mark, SkipKind
 from seatrial.bisect.noise_models import Threshold
-from seatrial.bisect.run_failures import MACHINE, FailureReading, read_failure
+from seatrial.bisect.run_failures import FailureReading, machine_failures, read_failure
 from seatrial.bisect.step_preparer import Observation, RunFacts, skipped
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_text
 from seatrial.core.guarded import real_path
 from seatrial.core.records import CheckResult, Trial
 from seatrial.core.records import replace as replace_record
-from seatrial.core.text import generic, one_line
+from seatrial.core.text import failure_identity, one_line
 from seatrial.core.verdict import Boundary, Verdict, exit_code
 from seatrial.loops.nightly_scripts import describe_nightly
 from seatrial.metrics.checks import evaluate, literal, parse, reads_data, undamaged
@@ -160,7 +160,7 @@ class _Judge:
         if why:
             if reading.machine:
                 return self._by_machine(reading)
-            cause = f"incomplete: {generic(one_line(why))}"
+            cause = f"incomplete: {failure_identity(why)}"
             failure = Failure(kind="exit", cause=cause, exit_code=0, shown=f"incomplete: {why}", beside=reading.failure.beside)
             return self._compare(failure, f"exit 0, but incomplete: {why}")
         if self.plan.check is not None:
@@ -194,7 +194,7 @@ class _Judge:
         if trial.verdict is Verdict.FAIL:
             return self._compare(_trial_failure(trial, code), told)
         found = [level.diagnosis.signature for level in trial.levels if level.diagnosis and level.verdict is Verdict.BLOCKED]
-        return skipped(SkipKind.TRIAL, told, transient=any(name in MACHINE for name in found if name))
+        return skipped(SkipKind.TRIAL, told, transient=any(name in machine_failures() for name in found if name))
 
     def _compare(self, failure: Failure, told: str) -> Observation:
         """Bad, if it is the failure of the bad end; where the user gave a pattern, by that instead."""
@@ -228,7 +228,7 @@ class _Judge:
         return Observation(mark=Mark.SKIP, skip=SkipKind.OTHER_FAILURE, reason=reason, failure=failure, transient=transient)
 
     def _by_machine(self, reading: FailureReading) -> Observation:
-        reason = f"{reading.machine} ({MACHINE[reading.machine]}): {reading.failure.shown}"
+        reason = f"{reading.machine} ({machine_failures()[reading.machine]}): {reading.failure.shown}"
         if self.end is None:
             reason += "; if this is the failure that you look for, say so with --failure PATTERN"
         return Observation(mark=Mark.SKIP, skip=SkipKind.ENVIRONMENT, reason=reason, failure=reading.failure, transient=True)
@@ -261,7 +261,7 @@ class _Judge:
         if not measured and reading.machine:
             return self._by_machine(reading)
         met = (*reading.failure.beside, *([reading.machine] if reading.machine else []))
-        cause = _MISSED if measured else f"no value: {generic(one_line(result.message))}"
+        cause = _MISSED if measured else f"no value: {failure_identity(result.message)}"
         failure = Failure(
             kind="check", missed=measured, boundary=Boundary.METRICS, cause=cause, exit_code=0, shown=shown(result), beside=met
         )
@@ -308,9 +308,9 @@ def _trial_failure(trial: Trial, code: int) -> Failure:
             missed = next((f"check {check.name}" for check in level.checks if not check.passed), "")
             known = level.diagnosis.signature if level.diagnosis else None
             text = (level.diagnosis.cause if level.diagnosis else "") or level.reason
-            cause = f"{level.name}: {missed or known or generic(one_line(text))}"
+            cause = f"{level.name}: {missed or known or failure_identity(text)}"
             shown = f"level {level.number} ({level.name}): {one_line(missed or level.reason)}"
             return Failure(kind="trial", boundary=level.boundary, signature=known, cause=cause, exit_code=code, shown=shown)
     side = next((side for side in trial.sides if side.verdict is Verdict.FAIL), None)
     told = one_line(f"{side.key}: {side.reason}" if side else trial.reason)
-    return Failure(kind="trial", boundary=side.boundary if side else None, cause=generic(told), exit_code=code, shown=told)
+    return Failure(kind="trial", boundary=side.boundary if side else None, cause=failure_identity(told), exit_code=code, shown=told)

@@ -1,8 +1,8 @@
 """How a run failed, by its log: the commit's own failure, or the machine's.
 
-- The machine's are the known failures of `MACHINE`: they may come and go while the files under test stay the same, so they say nothing
-  about a commit, and another try may help. Every other failure is the commit's own: a machine that always fails like that fails at
-  the good end, too.
+- The machine's are the known failures that say so (`machine` of a signature): they may come and go while the files under test stay the
+  same, so they say nothing about a commit, and another try may help. Every other failure is the commit's own: a machine that always
+  fails like that fails at the good end, too.
 - Two failures are the same when their tests, their exceptions and the places of these agree, numbers and directories taken out. When in
   doubt they differ: that costs a skip, and the other mistake blames the wrong commit.
 - A failure of the machine that a run survived is kept (`Failure.beside`): what failed later may follow from it.
@@ -24,53 +24,13 @@ from seatrial.bisect.bisect_records import Failure
 from seatrial.core.files import write_bytes
 from seatrial.core.records import Diagnosis, replace
 from seatrial.core.specs import Signature
-from seatrial.core.text import generic, one_line
+from seatrial.core.text import failure_identity, one_line
 from seatrial.core.verdict import Boundary
 from seatrial.triage import log as shapes
 from seatrial.triage.causes import Chain, ChainReader, How
 from seatrial.triage.diagnose import diagnose
 from seatrial.triage.log import Line, read_log
 from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
-
-MACHINE = {
-    "no-space": "the disk is shared with others",
-    "helpers-disk-full": "the disk is shared with others",
-    "host-memory": "memory is shared with others",
-    "shared-memory": "/dev/shm is shared with others",
-    "object-store": "/dev/shm and /tmp are shared with others",
-    "process-limit": "processes of others count, too",
-    "no-accelerator": "another node may have one",
-    "accelerator-broken": "another node may have one that works",
-    "accelerator-mismatch": "another node may have another one",
-    "illegal-instruction": "another node may have another processor",
-    "dns": "the network comes and goes",
-    "network": "the network comes and goes",
-    "hub-rate-limit": "the hub counts the requests of everybody at this address",
-    "hub-offline": "the hub comes and goes; a name that is wrong looks the same",
-    "hub-access": "tokens end; a name that is wrong looks the same",
-    "model-files": "a download that broke off looks the same",
-    "tracking-service": "a service that comes and goes",
-    "uv-environment": "a download that failed looks the same",
-    "submodule-commit": "the other side no longer has it",
-    "address-in-use": "ports are shared with others",
-    "no-free-ports": "ports are shared with others",
-    "connection-refused": "a server that is slow or gone looks the same",
-    "scheduler-ended-job": "the scheduler's doing",
-    "cluster-start": "the load of the cluster",
-    "node-died": "a node is gone",
-    "rendezvous": "a node that is slow or gone looks the same",
-    "collective-setup": "fabric and drivers of the nodes",
-    "not-enough-gpus": "the load of the cluster",
-    "ray-unreachable": "the state of the cluster",
-    "ray-runtime-environment": "built by downloads",
-    "worker-died-early": "mostly the memory of the machine",
-    "worker-environment-stale": "an environment that another commit left behind",
-    "background-step-died": "the cluster's doing",
-    "log-directory-not-shared": "file systems of the nodes",
-    "waits-for-cluster-cpus": "the size of the cluster",
-    "waits-for-cluster-resources": "the load of the cluster",
-}
-"""Ids of known failures that may come and go while the files stay the same, and why. A test holds this against all that are Blocked."""
 
 _SUMMARY = re.compile(r"(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - (\S+).*)?$|(?:FAIL|ERROR): (\w+ \([\w.]+\))")
 """A test that failed: in pytest's summary, with the first word of why, and as unittest says it."""
@@ -81,8 +41,6 @@ _FRAME = re.compile(r'\s*File "([^"]+)", line \d+, in (.+)')
 _SAYS_SO = re.compile(
     r"error|fail|mismatch|wrong|cannot|can't|invalid|abort|unexpected|differ|refus|missing|not |\bno such|denied|unable", re.IGNORECASE
 )
-_OWN = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b|\btmp[a-z0-9_]{8}\b")
-"""Of one run: a hash or an id, a temporary name."""
 _NOTE = "[seatrial] "
 """Before lines that the launcher wrote into the log."""
 _REASON, _LONGEST = 160, 400
@@ -107,7 +65,7 @@ def read_failure(log: Path, exit_code: int | None, *, hung: bool = False) -> Fai
     if not log.is_file():
         return FailureReading(Failure(kind=kind, exit_code=exit_code))
     log, known = _ending(log), _signatures()
-    found = diagnose(log, (), tuple(s for s in known if not s.silent or (hung and s.id in MACHINE)))
+    found = diagnose(log, (), tuple(s for s in known if not s.silent or (hung and s.machine)))
     seen = _see(log, known)
     if hung and (shapes.KILLED.match(found.cause) or shapes.short(found.cause.partition(":")[0]) in shapes.INTERRUPTS):
         found = Diagnosis()  # it was we who ended it
@@ -134,7 +92,7 @@ def read_failure(log: Path, exit_code: int | None, *, hung: bool = False) -> Fai
         beside=seen.beside(None if seen.testing else found.line),
     )
     ended_by = [found.signature or "", *(seen.machine if own else ())]
-    return FailureReading(failure, next((name for name in ended_by if name in MACHINE), ""), seen.nothing_ran())
+    return FailureReading(failure, next((name for name in ended_by if name in machine_failures()), ""), seen.nothing_ran())
 
 
 def _ending(log: Path) -> Path:
@@ -160,6 +118,12 @@ def _signatures() -> tuple[Signature, ...]:
 @functools.cache
 def _general() -> tuple[Signature, ...]:
     return load_signatures(GENERAL)
+
+
+@functools.cache
+def machine_failures() -> dict[str, str]:
+    """Known failures of the machine: id, and why they say nothing about a commit."""
+    return {s.id: s.machine for s in (*_signatures(), *_general()) if s.machine}
 
 
 @dataclass(slots=True)
@@ -210,7 +174,7 @@ class _Seen:
 
 def _see(log: Path, known: Sequence[Signature]) -> _Seen:
     everything = (*known, *_general())
-    machines = [replace(s, silent=True) for s in everything if s.id in MACHINE]  # silent: wherever it stands
+    machines = [replace(s, silent=True) for s in everything if s.machine]  # silent: wherever it stands
     seen, reader = _Seen(Scan((), machines), machines), ChainReader()
     for line in read_log(log):
         seen.feed(line)
@@ -227,9 +191,9 @@ def _see(log: Path, known: Sequence[Signature]) -> _Seen:
 def _machine_of(chain: Chain, known: Iterable[Signature]) -> list[str]:
     """The known failure of one test, if it is the machine's."""
     hits = [Hit(chain.first.line, f"{chain.first.name}: {chain.first.message}"), *(Hit(*line) for line in chain.first.lines)]
-    match = next((s.id for s in known if not (s.silent or s.harmless or s.also or s.unless) and first_match(s, hits)), "")
-    return [match] if match in MACHINE else []
+    match = next((s for s in known if not (s.silent or s.harmless or s.also or s.unless) and first_match(s, hits)), None)
+    return [match.id] if match is not None and match.machine else []
 
 
 def _alike(text: str) -> str:
-    return _OWN.sub("#", generic(one_line(text)))[:_REASON]
+    return failure_identity(text)[:_REASON]

@@ -48,7 +48,7 @@ class Text:
     def __call__(self, event: Event) -> None:
         """Show one event."""
         if isinstance(event, Running | SideRunning):
-            self._running(event)
+            self._live(running_text(event), at_once=False)
             return
         if self.status is not None and not isinstance(event, Stage):
             self.status.stop()
@@ -56,7 +56,7 @@ class Text:
             levels = ", ".join(f"{level.number} {level.title}" for level in event.plan.levels)
             self._plain(f"seatrial: levels {levels}\nseatrial: {event.directory}")
         elif isinstance(event, Stage):
-            self._stage(event)
+            self._live(f"{event.name}: {event.detail}" if event.detail else event.name, at_once=True)
         elif isinstance(event, Found) and (not event.finding.ok or event.finding.warns):
             word = "[yellow]blocked[/]" if not event.finding.ok else "[cyan]warning[/]"
             self.console.print(f"{word} {escape(visible(event.finding.name))}: ", end="")
@@ -75,21 +75,13 @@ class Text:
         """Print recorded text: it neither styles nor steers the terminal."""
         self.console.print(visible(text), markup=False)
 
-    def _stage(self, event: Stage) -> None:
-        text = f"{event.name}{': ' + event.detail if event.detail else ''}"
+    def _live(self, text: str, *, at_once: bool) -> None:
+        """What happens now: on a terminal the line that changes, elsewhere a line at once or now and then."""
         if self.status is not None:
             self.status.update(Plain(visible(text)))
             self.status.start()
-        else:
-            self._plain(f"seatrial: {text}")
-
-    def _running(self, event: Running | SideRunning) -> None:
-        text = running_text(event)
-        if self.status is not None:
-            self.status.update(Plain(visible(text)))
-            self.status.start()
-        elif time.monotonic() - self.said > PLAIN_SECONDS:
-            self.said = time.monotonic()
+        elif at_once or time.monotonic() - self.said > PLAIN_SECONDS:
+            self.said = self.said if at_once else time.monotonic()
             self._plain(f"seatrial: {text}")
 
 

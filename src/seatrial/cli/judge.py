@@ -79,22 +79,17 @@ def check(
 
     found = api.check(metrics, *expressions, level=level, also=also or ())
     if as_json:
-        _print_json(found)
+        content = {
+            "passed": found.passed,
+            "checks": [result.model_dump(mode="json") for result in found.checks],
+            "damage": [str(damage) for damage in found.metrics.damage],
+            "overlaps": {overlap.tag: overlap.steps for overlap in found.metrics.overlaps},
+            "sources": found.metrics.sources,
+        }
+        typer.echo(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print_table(found.checks)
     raise typer.Exit(ExitCode.PASS if found.passed else ExitCode.FAIL)
-
-
-def _print_json(checked: api.CheckedMetrics) -> None:
-    found = checked.metrics
-    content = {
-        "passed": checked.passed,
-        "checks": [result.model_dump(mode="json") for result in checked.checks],
-        "damage": [str(damage) for damage in found.damage],
-        "overlaps": {overlap.tag: overlap.steps for overlap in found.overlaps},
-        "sources": found.sources,
-    }
-    typer.echo(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_table(results: Sequence[CheckResult], title: str = "Checks") -> None:

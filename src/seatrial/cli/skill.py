@@ -110,15 +110,11 @@ def default_target(start: Path, home: Path) -> Path:
     A home directory is no project for having agents' folders: everybody's has them, and a skill there would be for everything.
     """
     folders = (start.absolute(), *start.absolute().parents)
-    root = next((folder for folder in folders if _is_project(folder, home)), start.absolute())
+    projects = (folder for folder in folders if any((folder / mark).exists() for mark in (".git", *(PLACES if folder != home else ()))))
+    root = next(projects, start.absolute())
     choices = [root / place / "skills" for place in PLACES]
     there = [path for path in choices if path.is_dir()] or [path for path in choices if path.parent.is_dir()]
     return (there or choices)[0]
-
-
-def _is_project(folder: Path, home: Path) -> bool:
-    marks = (".git",) if folder == home else (".git", *PLACES)
-    return any((folder / mark).exists() for mark in marks)
 
 
 def _find(name: str) -> Path:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ PYTEST = {"groups": "group of tests; read by the pytest plugin", "tests": "read 
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Key = tuple[str, ...]
+NotEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
@@ -75,17 +77,15 @@ class LimitsSection(Section):
 
 
 class HistorySection(Section):
-    """Where metrics of runs are kept, and which may be baselines. `history/auto_import.py` reads it by itself."""
+    """Where metrics of runs are kept, and which may be baselines."""
 
-    store: str | None = Field(default=None, description="file of the history; none takes the one of the user's account")
-    trusted: list[str] = Field(default=["main", "master", "release/*"], description="branches whose runs may be baselines")
+    store: NotEmpty | None = Field(default=None, description="file of the history; none takes the one of the user's account")
+    trusted: list[NotEmpty] = Field(default=["main", "master", "release/*"], description="branches whose runs may be baselines")
 
 
 def _as_text(value: Any) -> Any:
     """Numbers and switches of a file as text; anything else is left to be refused."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int | float) else value
+    return json.dumps(value) if isinstance(value, bool) else str(value) if isinstance(value, int | float) else value
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]
@@ -202,31 +202,25 @@ def _from_file(file: Path, values: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
             close = difflib.get_close_matches(section, Config.model_fields, n=1)
             fix = f"did you mean [{close[0]}]?" if close else f"known sections: {', '.join(Config.model_fields)}"
             raise UserError(f"{file}: unknown section [{section}]", fix)
-        if section == PROFILES:
-            values[PROFILES] = {name: {} for name in content}
-            yield from _profiles(file, content)
+        if section != PROFILES:
+            yield from _entries(file, (section,), content)
             continue
-        for key, value in content.items():
-            if section in PYTEST and isinstance(value, dict):
-                yield from (((section, key, entry), item) for entry, item in value.items())
-                continue
-            if section not in PYTEST:
-                _require_known((section, key), str(file))
-            yield (section, key), value
+        values[PROFILES] = {name: {} for name in content}
+        for name, profile in content.items():
+            if not isinstance(profile, dict):
+                raise UserError(f"{file}: {PROFILES}.{name}: a profile has a name", f"write [{PROFILES}.NAME], then {name} = … below it")
+            _require_profile_name(name, str(file))
+            yield from _entries(file, (section, name), profile)
 
 
-def _profiles(file: Path, tables: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
-    """Keys and values of all profiles; the entries of their tables one by one."""
-    for name, content in tables.items():
-        if not isinstance(content, dict):
-            raise UserError(f"{file}: {PROFILES}.{name}: a profile has a name", f"write [{PROFILES}.NAME], then {name} = … below it")
-        _require_profile_name(name, str(file))
-        for key, value in content.items():
-            _require_known((PROFILES, name, key), str(file))
-            if isinstance(value, dict) and _is_table(key):
-                yield from (((PROFILES, name, key, entry), item) for entry, item in value.items())
-            else:
-                yield (PROFILES, name, key), value
+def _entries(file: Path, place: Key, content: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
+    """Keys and values of a section or a profile; the entries of a table one by one."""
+    for name, value in content.items():
+        key = (*place, name)
+        if place[0] not in PYTEST:
+            _require_known(key, str(file))
+        table = isinstance(value, dict) and (place[0] in PYTEST or (len(key) == 3 and _is_table(name)))
+        yield from (((*key, entry), item) for entry, item in value.items()) if table else ((key, value),)
 
 
 def _is_table(key: str) -> bool:

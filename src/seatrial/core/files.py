@@ -204,7 +204,9 @@ def read_pieces(path: Path, left_out: LeftOut | None = None) -> Iterator[tuple[i
         with open_file(path) as stream:
             number, start, rest, mark, size, told, begun = 1, True, b"", "", 0, 0, False
             last: tuple[str, bytes, str] | None = None  # the piece that was left out last
-            at, looked = 0, _looked_at(os.fstat(stream.fileno()))
+            # A log is read several times: its endless lines are looked through once.
+            version = os.fstat(stream.fileno())
+            at, looked = 0, _looked(version.st_dev, version.st_ino, version.st_size, version.st_mtime_ns)
             readline = stream.readline
             while raw := readline(PIECE):
                 at += len(raw)
@@ -252,13 +254,9 @@ def read_pieces(path: Path, left_out: LeftOut | None = None) -> Iterator[tuple[i
         raise read_error(path, error) from error
 
 
-def _looked_at(found: os.stat_result) -> dict[int, bool]:
-    """Which pieces of a file are telling, by where they end: a log is read several times, and its endless lines are looked through once."""
-    return _looked(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
 @lru_cache(maxsize=4)
 def _looked(*_: int) -> dict[int, bool]:
+    """Which pieces of a file are telling, by where they end."""
     return {}
 
 

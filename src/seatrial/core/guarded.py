@@ -159,18 +159,13 @@ def parse_json_once(text: str | bytes, *, finite: bool = False) -> Any:
 def has_every_key(value: Any, data: bytes) -> bool:
     """Whether a value that a fast reader made of this text certainly lost no key that stands twice. A text holds at least as many `":` as
     keys: when the tables have as many keys as that, none was lost. False where it may have, or is nested too deeply to tell."""
-    return _keys(value) == len(_COLON.findall(data))
-
-
-def _keys(value: Any) -> int | None:
-    """Keys in all tables of a value; None where it is nested too deeply."""
-    total, level = 0, [value] if isinstance(value, dict | list) else []
+    keys, level = 0, [value] if isinstance(value, dict | list) else []
     for _ in range(DEPTH):
+        keys += sum(len(one) for one in level if isinstance(one, dict))
+        level = [inner for one in level for inner in _inner(one) if isinstance(inner, dict | list)]
         if not level:
             break
-        total += sum(len(one) for one in level if isinstance(one, dict))
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]
-    return None if level else total
+    return not level and keys == len(_COLON.findall(data))
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -313,24 +308,18 @@ _DECODER = json.JSONDecoder(parse_int=_whole)
 
 
 def _decoder(twice: Callable[[str], None] | None, finite: bool) -> json.JSONDecoder:
-    hook = None if twice is None else _pairs(twice)
-    return json.JSONDecoder(parse_int=_whole, object_pairs_hook=hook, parse_constant=_refuse if finite else None)
-
-
-def _refuse(name: str) -> None:
-    raise BadValue(f'{name} is no JSON; what is not finite is written as a string: "{name}"')
-
-
-def _pairs(twice: Callable[[str], None]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         built = dict(pairs)
-        if len(built) < len(pairs):
+        if twice is not None and len(built) < len(pairs):
             for key, count in Counter(key for key, _ in pairs).items():
                 if count > 1:
                     twice(writable(key))
         return built
 
-    return build
+    def refuse(name: str) -> None:
+        raise BadValue(f'{name} is no JSON; what is not finite is written as a string: "{name}"')
+
+    return json.JSONDecoder(parse_int=_whole, object_pairs_hook=build, parse_constant=refuse if finite else None)
 
 
 def _inner(value: Any) -> Any:

@@ -87,7 +87,6 @@ class Placed(Record):
     per_node: Count | None = None
     """At most so many copies on one node; None for as many as fit."""
     cpus: Count = 1
-    """CPUs per task."""
     memory_mb: Count | None = None
     """Memory of one copy on each of its nodes; None shares the job's."""
     environment: Variables = Field(default_factory=dict)
@@ -95,7 +94,6 @@ class Placed(Record):
     container: str | None = None
     """A name that the profile knows."""
     image: str | None = None
-    """A literal image."""
     mounts: tuple[Mount, ...] = ()
 
 
@@ -108,7 +106,6 @@ class Component(Placed):
     nodes: Count = 1
     """Nodes that one copy spans."""
     tasks: Count = 1
-    """Processes of one copy."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of one copy, on each of its nodes."""
     port: bool = False
@@ -162,14 +159,12 @@ class Job(Record):
     array: Count | None = None
     """Number of units; each runs all components with its own `{index}`."""
     parallel: Count | None = None
-    """At most so many units at a time."""
     after: tuple[After, ...] = ()
     after_ids: tuple[Annotated[str, StringConstraints(pattern=r"^[0-9]+(_[0-9]+)?$")], ...] = ()
     """Slurm jobs that are not ours and must have ended well."""
     servers: Mapping[Name, Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$")]] = Field(default_factory=dict)
     """Servers that run elsewhere already, by URL; the client starts when they answer."""
     minutes: Count | None = None
-    """Time limit; None takes the profile's."""
     warn_s: Annotated[int, Field(ge=0)] | None = None
     """So long before the time limit the client is asked to stop (SIGTERM); None: 120 s, or a quarter of a short limit."""
     settle_s: Annotated[int, Field(ge=0)] = 60
@@ -178,7 +173,6 @@ class Job(Record):
     """A script of the loop's own (`ray.sub`) that is submitted instead of ours, starts Ray and runs the client in it."""
     requeue: bool = True
     exclusive: bool = False
-    """Nodes are not shared with other jobs."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -195,17 +189,15 @@ class Job(Record):
             raise ValueError(f"warn_s = {self.warn_s} leaves nothing of minutes = {self.minutes}: the client would be stopped at once")
         if self.parallel and not self.array:
             raise ValueError("parallel needs array")
+        endpoints = {*self.servers, *(item.name for item in self.components if item.port)}
         for item in self.components:
             for text in (*item.command, *item.environment.values()):
                 for match in PLACEHOLDER.finditer(text):
                     if match[3] and match[3] not in names:
                         raise ValueError(f"component {item.name}: {match[0]} names no service; known: {', '.join(names)}")
-                    if match[3] and not self._has_endpoint(match[3]):
+                    if match[3] and match[3] not in endpoints:
                         raise ValueError(f"component {item.name}: {match[0]}: {match[3]} has no port = true")
         return self
-
-    def _has_endpoint(self, name: str) -> bool:
-        return name in self.servers or any(item.name == name and item.port for item in self.components)
 
     def groups(self) -> tuple[str, ...]:
         """Groups in the order in which components name them."""
@@ -262,7 +254,6 @@ class Ending(StrEnum):
     TIME_LIMIT = "time-limit"
     """The client was asked to stop because the time limit was near."""
     STOPPED = "stopped"
-    """Cancelled, preempted or interrupted."""
 
 
 class Result(Record):
@@ -311,7 +302,6 @@ class UnitState(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    """The client failed."""
     BLOCKED = "blocked"
     """Something beside the client ended it: a service, the time limit, a person, the cluster."""
     LOST = "lost"
@@ -422,28 +412,20 @@ def bash_word(text: str) -> str:
     """One shell word, placeholders as quoted variables, everything else quoted literally."""
     done, place = "", 0
     for match in PLACEHOLDER.finditer(text):
-        done += _quoted(text[place : match.start()]) + f'"${variable_of(match)}"'
+        before = text[place : match.start()]
+        done += (shlex.quote(before) if before else "") + f'"${variable_of(match)}"'
         place = match.end()
-    return done + _quoted(text[place:]) or "''"
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text) if text else ""
+    return done + (shlex.quote(text[place:]) if text[place:] or not done else "")
 
 
 def fill(text: str, variables: Mapping[str, str]) -> str:
     """The text with every placeholder replaced by its value."""
-
-    def value(match: re.Match[str]) -> str:
-        return variables[variable_of(match)]
-
-    return PLACEHOLDER.sub(value, text)
+    return PLACEHOLDER.sub(lambda match: variables[variable_of(match)], text)
 
 
 def referred(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the services whose endpoints these texts need, each once."""
-    found = [match[3] for text in texts for match in PLACEHOLDER.finditer(text) if match[3]]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(match[3] for text in texts for match in PLACEHOLDER.finditer(text) if match[3]))
 
 
 def grouped(words: Sequence[str]) -> list[str]:

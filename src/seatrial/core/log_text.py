@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from re import _constants as _codes  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
@@ -214,29 +215,36 @@ def words_of(lower: str) -> frozenset[str]:
 
 
 class Stems:
-    """Whether a text holds one of these stems, which may have blanks and signs in them."""
+    """Whether a text holds one of these stems, which may have blanks and signs in them; as a text they stand between bars."""
 
-    def __init__(self, stems: Iterable[str]) -> None:
-        stems = tuple(stems)
+    def __init__(self, stems: str | Iterable[str]) -> None:
+        stems = tuple(stems.split("|") if isinstance(stems, str) else stems)
         self._signs = tuple(stem for stem in stems if not _RUN.search(stem))
         self._runs = tuple((stem, *_longest(stem)) for stem in stems if _RUN.search(stem))
         self._harmless: set[str] = set()
         self._telling: dict[str, tuple[str, ...]] = {}
         """The stems that a text may hold for a word; none where the word alone holds one."""
 
+    @classmethod
+    def of(cls, patterns: Iterable[re.Pattern[str]], shortest: int) -> Stems:
+        """Texts of which every match of one of these patterns holds one; they have `shortest` letters and more."""
+        found = [required(pattern, shortest) for pattern in patterns]
+        assert all(found), "a pattern requires no text"
+        return cls(dict.fromkeys(text for words in found if words is not None for text in words.texts))
+
     def within(self, lower: str, words: frozenset[str]) -> bool:
         """Whether a text in small letters, of these words, holds one."""
         for word in words - self._harmless:
             stems = self._telling.get(word)
             if stems is None:
-                stems = self._look(word)
+                stems = self._stems_for(word)
                 if stems is None:
                     continue
             if not stems or any(stem in lower for stem in stems):
                 return True
         return any(sign in lower for sign in self._signs)
 
-    def _look(self, word: str) -> tuple[str, ...] | None:
+    def _stems_for(self, word: str) -> tuple[str, ...] | None:
         """The stems that a text may hold for this word; None for none."""
         if len(self._harmless) + len(self._telling) >= _MOST:
             self._harmless.clear()
@@ -277,27 +285,26 @@ class Finder:
 
     def search(self, text: str, lower: str | None = None) -> re.Match[str] | None:
         """As of the pattern itself; `lower` is the text in small letters, where it is there already."""
-        needed = self._needed
-        if needed is not None:
-            where = text if not needed.lower else text.lower() if lower is None else lower
-            for one in needed.texts:
-                if one in where:
-                    break
-            else:
-                return None
-        return self._pattern.search(text)
+        if self._needed is None:
+            return self._pattern.search(text)
+        where = text if not self._needed.lower else text.lower() if lower is None else lower
+        for one in self._needed.texts:
+            if one in where:
+                return self._pattern.search(text)
+        return None
 
 
-def required(pattern: re.Pattern[str]) -> RequiredWords | None:
+@lru_cache(maxsize=1024)
+def required(pattern: re.Pattern[str], shortest: int = _SHORTEST) -> RequiredWords | None:
     """What every match of a pattern holds; None where that cannot be told from it, or says too little."""
     small = bool(pattern.flags & re.IGNORECASE) or "(?i" in pattern.pattern
-    found = _of_sequence(_parser.parse(pattern.pattern, pattern.flags & ~re.DEBUG))
+    found = _of_sequence(_parser.parse(pattern.pattern, pattern.flags & ~re.DEBUG), shortest)
     if found is None or (small and not all(text.isascii() for text in found)):
         return None
     return RequiredWords(tuple(sorted({text.lower() if small else text for text in found})), small)
 
 
-def _of_sequence(parts: Iterable[tuple[Any, Any]]) -> list[str] | None:
+def _of_sequence(parts: Iterable[tuple[Any, Any]], shortest: int) -> list[str] | None:
     """The best of what each part of a sequence requires: the one whose shortest text is longest."""
     candidates: list[list[str]] = []
     run = ""
@@ -308,22 +315,21 @@ def _of_sequence(parts: Iterable[tuple[Any, Any]]) -> list[str] | None:
         if run:
             candidates.append([run])
         run = ""
-        inner = _of_part(kind, value)
-        if inner is not None:
-            candidates.append(inner)
+        inner = _of_part(kind, value, shortest)
+        candidates += [] if inner is None else [inner]
     candidates += [[run]] if run else []
-    long = [texts for texts in candidates if min(map(len, texts)) >= _SHORTEST and len(texts) <= _BRANCHES]
+    long = [texts for texts in candidates if min(map(len, texts)) >= shortest and len(texts) <= _BRANCHES]
     return max(long, key=lambda texts: (min(map(len, texts)), -len(texts)), default=None)
 
 
-def _of_part(kind: Any, value: Any) -> list[str] | None:
+def _of_part(kind: Any, value: Any, shortest: int) -> list[str] | None:
     if kind is _codes.SUBPATTERN:
-        return _of_sequence(value[3])
+        return _of_sequence(value[3], shortest)
     if kind in (_codes.MAX_REPEAT, _codes.MIN_REPEAT, _codes.POSSESSIVE_REPEAT):
-        return _of_sequence(value[2]) if value[0] >= 1 else None
+        return _of_sequence(value[2], shortest) if value[0] >= 1 else None
     if kind is _codes.ATOMIC_GROUP:
-        return _of_sequence(value)
+        return _of_sequence(value, shortest)
     if kind is _codes.BRANCH:
-        branches = [_of_sequence(branch) for branch in value[1]]
+        branches = [_of_sequence(branch, shortest) for branch in value[1]]
         return [text for branch in branches for text in branch or ()] if all(branches) else None
     return None

@@ -50,7 +50,6 @@ class CheckResult(Record):
     threshold: str = ""
     """What the value is compared with, for example `< 1.05`."""
     steps: tuple[int, ...] = ()
-    """Steps whose points were used."""
     missing: tuple[int, ...] = ()
     """Steps that should have had a finite point and did not."""
     message: str = ""
@@ -61,9 +60,7 @@ class CheckResult(Record):
     stage: str = ""
     """The stage of a training step that it proves."""
     step: int | None = None
-    """The optimizer step at which a stage diverged."""
     tensor: str = ""
-    """The tensor in which it diverged."""
     tag: str = ""
     """The metric that it measured, where it measured one."""
     subject: Literal["", "bound"] = ""
@@ -85,12 +82,10 @@ class Finding(Record):
     boundary: Boundary = Boundary.ENVIRONMENT
     message: str
     fix: str = ""
-    """The command or edit that fixes it."""
     code: FindingCode = Field(default_factory=lambda data: code_of(data.get("name", "")))
     warns: bool = False
     """Worth a look, although it blocks nothing."""
     path: str = ""
-    """The file or directory that it is about."""
 
     @property
     def severity(self) -> Severity:
@@ -184,9 +179,7 @@ class Plan(Record):
     not_needed: tuple[str, ...] = ()
     """Changed paths that are known to need no level."""
     arguments: tuple[str, ...] = ()
-    """Loop arguments passed on verbatim."""
     options: dict[str, str] = Field(default_factory=dict)
-    """Options of the loop."""
     known_issues: dict[str, str] = Field(default_factory=dict)
     """Upstream issues, by the id of the signature that they explain."""
 
@@ -198,24 +191,19 @@ class Diagnosis(Record):
     verdict: Verdict | None = None
     """The verdict that the log alone supports; None when it shows no failure."""
     cause: str = ""
-    """The first cause: one line."""
     file: str | None = None
     line: int | None = None
     """1-based line number of the decisive line, counting newline characters only."""
     excerpt: tuple[str, ...] = ()
     signature: str | None = None
-    """Id of the known failure that matched."""
     advice: str = ""
     exception: str | None = None
     """Class of the exception that ended the run; None when nothing was raised."""
     survived: bool = False
     """The run went on after it: what it measured afterwards is inconclusive, and a missed check outranks it."""
     times: int = 1
-    """How often it happened."""
     milestone: str | None = None
-    """The last milestone reached."""
     noise: tuple[str, ...] = ()
-    """Harmless lines worth mentioning."""
 
 
 class PhaseOutcome(Record):
@@ -251,7 +239,6 @@ class LevelResult(Record):
     title: str
     verdict: Verdict
     reason: str
-    """One sentence: why this verdict."""
     code: ResultCode = ""
     boundary: Boundary | None = None
     own: OwnVerdict | None = None
@@ -273,7 +260,6 @@ class LevelResult(Record):
     follow_ups: tuple[str, ...] = ()
     key_lines: tuple[str, ...] = ()
     directory: str = ""
-    """Relative to the run directory."""
     seconds: float = 0
     cpu_seconds: float = 0
 
@@ -297,12 +283,10 @@ class SideResult(Record):
     command: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """Test files that are missing or were renamed."""
     kind: Literal["pytest", "probe"] = "pytest"
     gate: bool = False
     """Whether its Fail ends the trial: nothing else runs then."""
     boundary: Boundary | None = None
-    """Where a failure sits, if that is known."""
     own: OwnVerdict | None = None
     """The verdict of the tests by themselves, where the comparison with the base replaced it."""
     passed: int = 0
@@ -311,7 +295,6 @@ class SideResult(Record):
     errors: int = 0
     skipped: int = 0
     directory: str = ""
-    """Relative to the run directory."""
     seconds: float = 0
 
 
@@ -333,13 +316,11 @@ class BitDifference(Record):
 
     phase: str
     source: Literal["record", "metrics"]
-    """The file that shows it."""
     step: int | None
     stage: str = ""
     name: str
     """The digest, value or metric; `row` when one side ends earlier."""
     expected: str
-    """On the unchanged side."""
     found: str
 
 
@@ -349,16 +330,13 @@ class BitComparison(Record):
     level: int
     outcome: Literal["identical", "differs", "not comparable"]
     sources: tuple[Literal["record", "metrics"], ...] = ()
-    """The files that were compared."""
     compared: int = 0
     """Digests, values and metrics that were equal before the first difference."""
     difference: BitDifference | None = None
     reason: str = ""
-    """Why it is not comparable."""
 
 
 NoBase = Literal["unknown", "same files", "switched off", "fault", "cluster"]
-"""Why no base runs beside a change."""
 
 
 class Baseline(Record):
@@ -369,12 +347,10 @@ class Baseline(Record):
     origin: Literal["requested", "base"] = "requested"
     """`requested`: --baseline named it; `base`: the state before the change."""
     absent: NoBase | None = None
-    """Why nothing is run or read."""
     expect: Literal["identical"] | None = None
     """What the user demands of the comparison."""
     changes: tuple[RepoState, ...] = ()
     directory: str = ""
-    """The run directory of the baseline's own trial."""
     comparisons: tuple[Comparison, ...] = ()
     bits: tuple[BitComparison, ...] = ()
     reused: tuple[int, ...] = ()
@@ -387,7 +363,6 @@ class EnvironmentRecord(Record):
     """The interpreter and packages that a loop runs in."""
 
     python: str
-    """Path of the interpreter."""
     python_version: str
     packages: dict[str, str]
     lock: str | None = None
@@ -441,7 +416,6 @@ class Trial(Record):
     files: dict[str, FileDigest] = Field(default_factory=dict)
     """Digests of the evidence and of every level and test that came to a verdict, by path relative to the run directory."""
     alterations: tuple[Alteration, ...] = ()
-    """What was found altered when the run directory was read again."""
     seal: str = ""
     """SHA-256 of everything else in trial.json; a record that was edited by hand does not fit it."""
 
@@ -460,7 +434,6 @@ class Report(Record):
     schema_version: int = Field(default=TRIAL_VERSION)
     result: Verdict
     answer: str
-    """Did the requested deliverables pass? One sentence."""
     requested_coverage: str
     model: str
     deliverables: tuple[Deliverable, ...]
@@ -494,9 +467,7 @@ class Rerun(Record):
 
     name: str
     arguments: tuple[str, ...]
-    """Loop arguments on top of the trial's own."""
     options: dict[str, str] = Field(default_factory=dict)
-    """Options of the loop on top of the trial's own."""
     suspect: str
     """What the rerun points to when the failure is gone."""
     reduced: bool = False
@@ -504,7 +475,6 @@ class Rerun(Record):
     """Of the rerun itself; None when it was not run. It is never the verdict of the trial."""
     reason: str = ""
     failure: Failure = "not run"
-    """What became of the original failure."""
     note: str = ""
     measured: Measured | None = None
     log: str = ""
@@ -544,7 +514,6 @@ class StepError(Record):
     tokens: int
     """Tokens in the loss, without those of sequences that were taken out of it."""
     error: Value
-    """Mean of exp(error) over those tokens."""
     with_masked_out: Value
     """The same over all sequences: what the step would show if none had been taken out of the loss."""
     metric: Value | None = None

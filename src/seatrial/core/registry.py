@@ -105,20 +105,16 @@ def _scan() -> tuple[Extension, ...]:
     """The entries of all groups. Like an import, the first distribution of a name on the path hides the others."""
     found: dict[str, tuple[Extension, ...]] = {}
     for distribution in metadata.distributions():
-        text = _entry_points(distribution)
+        try:
+            text = distribution.read_text("entry_points.txt") or ""
+        except (OSError, UnicodeDecodeError):
+            continue  # pip cannot read it either; other commands of this distribution do not work
         if any(f"[{group}]" in text for group in GROUPS):  # of the others not even the name is read, which takes longest
             name = str(distribution.metadata["Name"])
             called = f"{name} {distribution.version}"
             entries = tuple(Extension(*entry, called) for entry in _entries(text))
             found.setdefault(name.lower().replace("_", "-").replace(".", "-"), entries)
     return tuple(entry for entries in found.values() for entry in entries)
-
-
-def _entry_points(distribution: metadata.Distribution) -> str:
-    try:
-        return distribution.read_text("entry_points.txt") or ""
-    except (OSError, UnicodeDecodeError):
-        return ""  # pip cannot read it either; other commands of this distribution do not work
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, str]]:

@@ -15,6 +15,8 @@ import re
 from enum import IntEnum
 from functools import lru_cache
 
+from seatrial.core.text import word_set
+
 
 class Says(IntEnum):
     """How clearly a name says that its value is a secret."""
@@ -39,56 +41,43 @@ def has_stem(lowered: str) -> bool:
     return False
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PASSWORD = ("password", "passwd", "passphrase", "passcode", "passwort", "kennwort", "contrasena")
 _STEMS = (
     *_PASSWORD,
-    "secret",
-    "credential",
-    "apikey",
-    "accesskey",
-    "secretkey",
-    "privatekey",
-    "authtoken",
-    "accesstoken",
-    "cookie",
-    "mnemonic",
+    *("secret", "credential", "apikey", "accesskey", "secretkey", "privatekey", "authtoken", "accesstoken", "cookie", "mnemonic"),
 )
 
 # What follows the secret word and still names the secret itself: HF_TOKEN_WRITE, API_KEY_2, client-key-data.
-_STILL_VALUE = _words(
+_STILL_VALUE = word_set(
     "value string raw b base read write rw ro prod dev staging test ci primary secondary default old new data plain plaintext"
 )
-_TOKEN_OF = _words(
+_TOKEN_OF = word_set(
     "api auth access bearer refresh secret security session personal private deploy bot registry csrf xsrf jwt oauth hf hub huggingface "
     "github gh gitlab gl npm pypi slack wandb ngc nvidia aws azure google gcp openai anthropic service admin id identity vault user "
     "discord telegram sas root join app"
 )
-_NO_TOKEN_OF = _words(
+_NO_TOKEN_OF = word_set(
     "pad bos eos unk cls sep mask image video audio special stop end start begin next last first prev per max min num n total prompt "
     "new output input generated completion response decoder think bad fim suffix prefix middle vision placeholder boi eoi "
     "batch by each tool pre sub de"
 )
-_KEY_OF = _words(
+_KEY_OF = word_set(
     "api access secret private signing signature encryption ssh deploy account master auth authorization storage shared "
     "subscription client service openai anthropic wandb hf ngc nvidia aws azure google gcp stripe session licence license registry gpg rsa "
     "pgp tls ssl host hmac cookie consumer application app datadog sendgrid"
 )
-_NO_KEY_OF = _words("public sort primary foreign cache partition dict state metric reward input output prompt answer label data")
-_AUTH_OF = _words("basic http proxy npm registry docker redis")
-_NO_PASS_OF = _words(
+_NO_KEY_OF = word_set("public sort primary foreign cache partition dict state metric reward input output prompt answer label data")
+_AUTH_OF = word_set("basic http proxy npm registry docker redis")
+_NO_PASS_OF = word_set(
     "forward backward first second third single one two multi by per each eval train test tests all full last next no rate did must will "
     "checks to not"
 )
-_NO_PASS = _words("askpass bypass compass encompass overpass surpass trespass underpass")
-_SHORT = _words("pw psk otp totp creds cred")
-_SESSIONS = _words("sessionid jsessionid phpsessid sid")
+_NO_PASS = word_set("askpass bypass compass encompass overpass surpass trespass underpass")
+_SHORT = word_set("pw psk otp totp creds cred")
+_SESSIONS = word_set("sessionid jsessionid phpsessid sid")
 # What follows the secret word and says something about the secret: password_file, secret_name.
-_ABOUT = _words(
+_ABOUT = word_set(
     "hash hashes algo algorithm file files path paths dir name names length len min max policy id ids count counts field fields reset "
     "url uri manager managers required type types ref refs version rotation prompt expiry expires expired age error errors changed check "
     "checks valid "

@@ -72,7 +72,6 @@ class Metrics:
     """Tags of rows that hold text, true or false and never a number: damage where the tag is known to be a metric."""
     overlaps: tuple[Overlap, ...] = ()
     sources: tuple[str, ...] = ()
-    """Files that were read."""
     restarts: tuple[Overlap, ...] = ()
     """Steps at which one file did not go on: it had written them, or later ones, before; whatever the values."""
     estimated: bool = False
@@ -95,7 +94,6 @@ class TokenRow:
     """Which run of the level it is of: `run`, `delta`, …"""
     step: int
     row: int
-    """Index in its step."""
     prompt: str
     """Identifies the prompt: rows of one prompt have the same text."""
     generation: tuple[float, ...]
@@ -105,7 +103,6 @@ class TokenRow:
     mask: tuple[bool, ...]
     """Tokens that count in the loss."""
     masked_out: bool = False
-    """The whole sequence was taken out of the loss."""
     length: int = 0
     """Tokens that are no padding."""
     reward: float | None = None

@@ -63,7 +63,6 @@ class Level(Record):
     required_when: tuple[str, ...] = ()
     """Globs over changed paths (`**` crosses directories), beside the loop's concerns."""
     words: tuple[str, ...] = ()
-    """Words in changed lines that require the level."""
     default: bool = False
     """Runs when nothing is said, and when a changed path matches no level."""
     proves: str
@@ -87,7 +86,6 @@ class Named(Record):
 
     name: str
     globs: tuple[str, ...]
-    """Over changed paths."""
     unless: tuple[str, ...] = ()
     """Globs of paths that are not meant, although `globs` match them."""
 
@@ -146,7 +144,6 @@ class Milestone(Record):
 
     id: str
     pattern: str
-    """Regular expression, searched in each line."""
     boundary: Boundary
     """Where an unknown failure sits if this is the last milestone reached."""
     verdict: Verdict = Verdict.FAIL
@@ -160,7 +157,6 @@ class Signature(Record):
 
     id: str
     pattern: str
-    """Regular expression, searched in each line of the log."""
     also: tuple[str, ...] = ()
     """Further patterns that must occur somewhere in the log for the signature to count."""
     unless: tuple[str, ...] = ()
@@ -185,6 +181,8 @@ class Signature(Record):
     """Of a line that a run got over: counts only between the first and the last step. Before, it is about the start."""
     bare: bool = False
     """Of a line that a run got over: searched only in exceptions without a traceback (`Name: message`). None of them is tolerated."""
+    machine: str = ""
+    """Set where the machine is at fault, whatever the files under test are: why it may come and go."""
     seen_in: str = Field(default="")
     """System and version where it was observed."""
 
@@ -210,7 +208,6 @@ class Signals:
     loss: tuple[str, ...]
     grad_norm: tuple[str, ...]
     rate: tuple[str, ...]
-    """Learning rates."""
     reward: tuple[str, ...] = ()
     """A run that logs none is supervised."""
     spreads: tuple[tuple[str, str], ...] = ()

@@ -18,7 +18,7 @@ _HIDDEN = re.compile(
 )
 
 _ID = r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}\b"
-_OWN = re.compile(_ID + r"|0x[0-9a-fA-F]+|(?<![\w/.])\.{0,2}/[^\s'\",)]+|(?<![\w.])[-+]?\d[\d.]*(?:[eE][-+]?\d+)?\w*")
+_OWN = re.compile(_ID + r"|\btmp[a-z0-9_]{8}\b|0x[0-9a-fA-F]+|(?<![\w/.])\.{0,2}/[^\s'\",)]+|(?<![\w.])[-+]?\d[\d.]*(?:[eE][-+]?\d+)?\w*")
 """Of one run: a UUID or another long hexadecimal id, an address, an absolute path (or one that starts with dots), a number with its
 unit. The 1 of `layers.1.mlp` is a name."""
 
@@ -62,14 +62,33 @@ def ranges(steps: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
+def first_few(texts: Sequence[str], most: int = 3, before_more: str = " and ") -> str:
+    """`a, b, c and 4 more`."""
+    more = f"{before_more}{len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+def shortened(text: str, width: int) -> str:
+    """The beginning of a text, in at most so many characters."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def unique(texts: Iterable[str]) -> tuple[str, ...]:
     """The non-empty texts in their first order, each once."""
     return tuple(dict.fromkeys(text for text in texts if text.strip()))
 
 
-def generic(text: str) -> str:
-    """`text` without what differs between two runs that fail in the same way: measured numbers, addresses, places of files."""
-    return _OWN.sub("#", text)
+def word_set(text: str) -> frozenset[str]:
+    """The words of a list that is written as one text."""
+    return frozenset(text.split())
+
+
+def failure_identity(text: str) -> str:
+    """What a failure says, without what differs between two runs that fail in the same way: two failures are the same if these are.
+
+    Measured numbers, ids, addresses, temporary names and places of files are left out.
+    """
+    return _OWN.sub("#", one_line(text))
 
 
 def counted(number: int, noun: str) -> str:

@@ -23,12 +23,11 @@ from seatrial.core.errors import UserError
 from seatrial.core.files import read_model
 from seatrial.core.guarded import parse_python
 from seatrial.core.records import Record, RepoState
-from seatrial.evidence.git import DIFF, MissingObjectsError, commit_of, fields, git, line, no_commits, text, top_level
+from seatrial.evidence.git import DIFF, MissingObjectsError, commit_of, fields, git, line, no_commits, text, top_level, unparsable
 from seatrial.evidence.repos import gitlinks, is_checkout, read_status, worktree
 
 PathStatus = Literal["A", "M", "D", "R", "T"]
 LINES_LIMIT = 16 * 1024 * 1024
-"""Bytes of diff that `changed_lines` reads at most."""
 
 LAST_COMMIT = "nothing is uncommitted and HEAD is on the main branch: the last commit"
 EVERY_FILE = "HEAD has no parent (first commit, or a shallow clone): every file"
@@ -50,7 +49,6 @@ class ChangedPath:
     status: PathStatus
     """Added (or untracked), modified, deleted, renamed, type changed."""
     old_path: str | None = None
-    """Where a renamed file was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,6 @@ class ChangedLine:
     number: int
     """In the new file, or in the old one when it was removed."""
     text: str
-    """Without its mark."""
     removed: bool = False
     within: str = ""
     """What git says stands above: the line that opens the function, class or list around it, cut after some 80 letters."""
@@ -112,11 +109,6 @@ def read_changes(path: Path, base: str | None = None) -> Changes:
     return Changes(base=commit, base_reason=reason, paths=tuple(_paths(root, commit)))
 
 
-def changed_paths(path: Path, base: str | None = None) -> tuple[ChangedPath, ...]:
-    """The paths of `read_changes`."""
-    return read_changes(path, base).paths
-
-
 def changed_lines(path: Path, base: str | None = None) -> ChangedLines:
     """The added and removed lines of the change, for matching words; submodules included where their old commit is known."""
     root = top_level(path)
@@ -131,14 +123,6 @@ def changed_lines(path: Path, base: str | None = None) -> ChangedLines:
     return ChangedLines(tuple(lines), complete)
 
 
-def base_contents(path: Path, base: str) -> dict[str, bytes | None]:
-    """Every changed Python file as it was at `base`, under its path of today; None for one that is new. Deleted files are left out.
-
-    One that git cannot give (a partial clone) is `UNREADABLE`.
-    """
-    return dict(_contents(top_level(path), base))
-
-
 def _blob(root: Path, name: str) -> bytes:
     try:
         return git(root, "cat-file", "blob", name)
@@ -146,7 +130,14 @@ def _blob(root: Path, name: str) -> bytes:
         return UNREADABLE
 
 
-def _contents(root: Path, commit: str, prefix: str = "") -> Iterator[tuple[str, bytes | None]]:
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    code = found[1]
+    return bytes([int(code, 8) if len(code) > 1 else _LETTERS.get(code[0], code[0])])
+
+
+def base_contents(root: Path, commit: str, prefix: str = "") -> Iterator[tuple[str, bytes | None]]:
+    """Every changed Python file as it was at a commit, under its path of today; None for one that is new, `UNREADABLE` for one that git
+    cannot give (a partial clone). Deleted files are left out."""
     entries, left_out = _raw(root, commit)
     for entry in entries:
         name, gone = entry.change.path, entry.change.status == "D"
@@ -158,7 +149,7 @@ def _contents(root: Path, commit: str, prefix: str = "") -> Iterator[tuple[str, 
         if name.endswith(".py"):
             yield prefix + name, None
     for submodule, old in _moved_submodules(root, entries):
-        yield from _contents(root / submodule, old, f"{prefix}{submodule}/")
+        yield from base_contents(root / submodule, old, f"{prefix}{submodule}/")
 
 
 def _base(root: Path, base: str | None) -> tuple[str, str]:
@@ -235,15 +226,15 @@ def _records(root: Path, data: list[str]) -> Iterator[_Entry]:
         columns = head.removeprefix(":").split(" ")
         path = next(rest, "")
         if not head.startswith(":") or len(columns) != 5 or not path:
-            raise _unparsable(root, head)
+            raise unparsable(root, "diff --raw", head)
         old_mode, new_mode, old_id, _, letter = columns
         status: PathStatus | None = next((known for known in get_args(PathStatus) if letter[:1] == known), None)
         if status is None or (len(letter) > 1) != (status == "R"):
-            raise _unparsable(root, head)
+            raise unparsable(root, "diff --raw", head)
         if status == "R":
             new_path = next(rest, "")
             if not new_path:
-                raise _unparsable(root, head)
+                raise unparsable(root, "diff --raw", head)
             yield _Entry(ChangedPath(new_path, status, path), old_mode, old_id, new_mode)
         else:
             yield _Entry(ChangedPath(path, status), old_mode, old_id, new_mode)
@@ -301,17 +292,10 @@ def _named(name: str) -> str:
     name = name.removesuffix("\t")  # behind a name with spaces
     if name.startswith('"'):
         raw = name.strip('"').encode("utf-8", "surrogateescape")
-        name = text(_ESCAPED.sub(lambda found: _unescaped(found[1]), raw))
+        name = text(
+            _ESCAPED.sub(lambda found: bytes([int(found[1], 8) if len(found[1]) > 1 else _LETTERS.get(found[1][0], found[1][0])]), raw)
+        )
     return "" if name == "/dev/null" else name.partition("/")[2]
-
-
-def _unescaped(code: bytes) -> bytes:
-    """A letter that git wrote with a backslash."""
-    return bytes([int(code, 8)]) if len(code) > 1 else bytes([_LETTERS.get(code[0], code[0])])
-
-
-def _unparsable(root: Path, record: str) -> UserError:
-    return UserError(f"{root}: cannot parse what `git diff --raw` printed: {record!r}", "update git (2.30 or newer), or report this line")
 
 
 CHANGED_FILE = "changed.json"
@@ -357,7 +341,6 @@ class ChangedCode(Record):
 
     files: tuple[ChangedFile, ...] = ()
     deleted: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Deleted Python files, by repository."""
     unseen: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Changed files that are not Python, by repository: nothing shows whether they are used."""
     unknown: dict[str, str] = Field(default_factory=dict)
@@ -378,13 +361,14 @@ def changed_code(changes: Sequence[RepoState]) -> ChangedCode:
         if repo.companion or repo.base is None:
             continue
         try:
-            before, paths = base_contents(Path(repo.path), repo.base), read_changes(Path(repo.path), repo.base).paths
+            before, paths = dict(base_contents(top_level(Path(repo.path)), repo.base)), read_changes(Path(repo.path), repo.base).paths
         except UserError as error:
             unknown[repo.name] = error.message
             continue
         files += [made for path in sorted(before) if (made := _file(repo, path, before[path]))]
         deleted[repo.name] = tuple(item.path for item in paths if item.status == "D" and item.path.endswith(".py"))
-        unseen[repo.name] = tuple(item.path for item in paths if _is_unseen(repo, item))
+        others = [item.path for item in paths if item.status != "D" and not item.path.endswith(".py")]
+        unseen[repo.name] = tuple(path for path in others if (place := Path(repo.path, path)).is_file() and _in_package(repo, place))
     return ChangedCode(files=tuple(files), deleted=deleted, unseen=unseen, unknown=unknown)
 
 
@@ -411,11 +395,6 @@ def _file(repo: RepoState, path: str, before: bytes | None) -> ChangedFile | Non
     )
 
 
-def _is_unseen(repo: RepoState, item: ChangedPath) -> bool:
-    place = Path(repo.path, item.path)
-    return item.status != "D" and not item.path.endswith(".py") and place.is_file() and _in_package(repo, place)
-
-
 def _in_package(repo: RepoState, place: Path) -> bool:
     """Whether a file belongs to a package of the checkout; what lies in a submodule may be one that the loop imports."""
     if any(item.path and place.is_relative_to(Path(repo.path, item.path)) for item in repo.submodules):
@@ -427,23 +406,19 @@ def _in_package(repo: RepoState, place: Path) -> bool:
 def _compared(before: bytes | None, after: bytes) -> tuple[tuple[ChangedFunction, ...], tuple[str, ...], bool]:
     """The altered functions of a file, what it lost, and whether it could be parsed."""
     try:
-        new = list(_Pieces(parse_python(after)))
-        old = list(_Pieces(parse_python(before))) if before is not None else []
+        tree = parse_python(after)
+        new = _Pieces(tree).found
+        old = _Pieces(parse_python(before)).found if before is not None else []
     except _UNPARSABLE:
         return (), (), False
     known: dict[tuple[str, bool], set[str]] = {}
     for piece, code in old:
         known.setdefault((piece.name, piece.at_import), set()).add(code)
     altered = tuple(piece for piece, code in new if code not in known.get((piece.name, piece.at_import), ()))
-    if before is None:
-        altered = tuple(piece for piece in altered if piece.name != MODULE or _does_something(after))
+    if before is None and not _body(tree.body):  # a new module that holds no more than its docstring
+        altered = tuple(piece for piece in altered if piece.name != MODULE)
     names = {piece.name for piece, _ in new}
     return altered, tuple(dict.fromkeys(name for (name, _) in known if name not in names and not name.endswith(LAMBDA))), True
-
-
-def _does_something(source: bytes) -> bool:
-    """Whether a new module holds more than its docstring."""
-    return bool(_body(parse_python(source).body))
 
 
 def _body(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -462,9 +437,6 @@ class _Pieces:
         self.shared = {line for line in lines if lines.count(line) > 1} if len(lines) > 1 else set()
         code = self._statements(tree.body, "", True)
         self.found.append((ChangedFunction(name=MODULE, line=1, at_import=True), code))
-
-    def __iter__(self) -> Iterator[tuple[ChangedFunction, str]]:
-        return iter(self.found)
 
     def _statements(self, body: list[ast.stmt], around: str, at_import: bool) -> str:
         return "\n".join(filter(None, (self._text(item, around, at_import) for item in _body(body))))
@@ -489,26 +461,29 @@ class _Pieces:
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, around: str, at_import: bool) -> None:
         name = around + node.name
         # Defaults, decorators and annotations run where the function is defined; they are no less part of it.
-        head = [self._text(part, around, at_import) for part in (node.args, node.decorator_list, node.returns, _parameters(node))]
+        head = [
+            self._text(part, around, at_import) for part in (node.args, node.decorator_list, node.returns, getattr(node, "type_params", []))
+        ]
         code = self._statements(node.body, f"{name}.<locals>.", False)
-        self._add(name, _first(node), f"{type(node).__name__} {head} {code}", compiled=any(map(_compiles, node.decorator_list)))
+        compiled = any(map(_compiles, node.decorator_list))
+        self.found.append((ChangedFunction(name=name, line=_first(node), compiled=compiled), f"{type(node).__name__} {head} {code}"))
 
     def _class(self, node: ast.ClassDef, around: str, at_import: bool) -> None:
         name = around + node.name
-        head = [self._text(part, around, at_import) for part in (node.bases, node.keywords, node.decorator_list, _parameters(node))]
+        head = [
+            self._text(part, around, at_import)
+            for part in (node.bases, node.keywords, node.decorator_list, getattr(node, "type_params", []))
+        ]  # since Python 3.12
         code = self._statements(node.body, f"{name}.", at_import)
-        self._add(name, _first(node), f"{head} {code}", at_import=at_import)
+        self.found.append((ChangedFunction(name=name, line=_first(node), at_import=at_import), f"{head} {code}"))
 
     def _lambda(self, node: ast.Lambda, around: str, at_import: bool) -> str:
         name = around + LAMBDA
         head = self._text(node.args, around, at_import)
         body = self._text(node.body, f"{name}.<locals>.", False)
         column = node.body.col_offset if node.lineno in self.shared else 0
-        self._add(name, node.lineno, f"{head} {body}", column)
+        self.found.append((ChangedFunction(name=name, line=node.lineno, column=column), f"{head} {body}"))
         return f"lambda {head}: {body}"
-
-    def _add(self, name: str, line: int, code: str, column: int = 0, at_import: bool = False, compiled: bool = False) -> None:
-        self.found.append((ChangedFunction(name=name, line=line, column=column, at_import=at_import, compiled=compiled), code))
 
 
 def _compiles(decorator: ast.expr) -> bool:
@@ -519,8 +494,3 @@ def _compiles(decorator: ast.expr) -> bool:
 
 def _first(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
     return min([node.lineno, *(item.lineno for item in node.decorator_list)])
-
-
-def _parameters(node: ast.AST) -> object:
-    """Type parameters, which Python 3.12 knows first."""
-    return getattr(node, "type_params", [])

@@ -24,7 +24,7 @@ from typing import IO
 
 from seatrial.core.errors import UserError
 from seatrial.core.files import LFS_POINTER, is_lfs_pointer, read_text
-from seatrial.core.guarded import endless, open_file
+from seatrial.core.guarded import endless, is_file, open_file
 from seatrial.instruments import safe_git
 from seatrial.runtime.command import NoAnswerError, run_command
 
@@ -112,6 +112,11 @@ def fields(data: bytes) -> list[str]:
     return text(data[:-1]).split("\0")
 
 
+def unparsable(root: Path, command: str, entry: str) -> UserError:
+    """The error for output of git that has another form than documented."""
+    return UserError(f"{root}: cannot parse what `git {command}` printed: {entry!r}", "update git (2.30 or newer), or report this line")
+
+
 def joined(paths: Iterable[str]) -> bytes:
     """Paths as `-z` input."""
     return b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in paths)
@@ -150,15 +155,17 @@ def commit_of(repo: Path, revision: str) -> str | None:
     """The commit that `revision` names here, or None when it is unknown."""
     if "\0" in revision or len(revision) > _LONGEST_NAME:
         return None
-    data = git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", ok=(0, 1, 128))
-    found = line(data)
+    found = _named_by(repo, f"{revision}^{{commit}}")
     return found if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", found) else None
 
 
 def tree_of(repo: Path, commit: str) -> str | None:
     """The id of the files of a commit, or None when it is unknown here. Different commits may have the same."""
-    data = git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{tree}}", ok=(0, 1, 128))
-    return line(data) or None
+    return _named_by(repo, f"{commit}^{{tree}}") or None
+
+
+def _named_by(repo: Path, revision: str) -> str:
+    return line(git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", revision, ok=(0, 1, 128)))
 
 
 def is_ancestor(repo: Path, commit: str, other: str) -> bool:
@@ -240,23 +247,14 @@ def _git_directories(repo: Path) -> Iterator[tuple[str, bool]]:
     others, seen = [shared / "objects"], set[Path]()
     while others and len(seen) < _MOST_ALTERNATES:
         objects = others.pop()
-        _require_short(objects / "info" / "alternates")
-        for name in (_lines_of(objects / "info" / "alternates")) if objects not in seen else ():
+        listed = objects / "info" / "alternates"
+        if is_file(listed) and (size := listed.stat().st_size) > _LONGEST_PATH:  # every git would go through it
+            fix = "leave in it only the directories that hold objects of this repository"
+            raise UserError(f"{listed}: {size} bytes, which every git would read", fix)
+        for name in _lines_of(listed) if objects not in seen else ():
             yield str(objects / name), False
             others.append(objects / name)
         seen.add(objects)
-
-
-def _require_short(file: Path) -> None:
-    """Refuse a list of other repositories' objects without end: every git would go through it, again and again."""
-    try:
-        size = file.stat().st_size
-    except (OSError, ValueError):
-        return
-    if size > _LONGEST_PATH:
-        raise UserError(
-            f"{file}: {size} bytes, which every git would read", "leave in it only the directories that hold objects of this repository"
-        )
 
 
 def _named_in(file: Path, start: str) -> Path | None:
@@ -317,10 +315,8 @@ def _explain(repo: Path, command: str, code: int, stderr: str) -> UserError:
     """A failure of git in the user's words."""
     if "dubious ownership" in stderr:
         fix = re.search(r"git config --global --add safe\.directory .+", stderr)
-        return UserError(
-            f"{repo}: git refuses a checkout that another user owns",
-            fix.group(0) if fix else "git config --global --add safe.directory " + str(repo),
-        )
+        command = fix[0] if fix else f"git config --global --add safe.directory {repo}"
+        return UserError(f"{repo}: git refuses a checkout that another user owns", command)
     if "promisor remote" in stderr or "lazy fetching disabled" in stderr or ("transport" in stderr and "not allowed" in stderr):
         return MissingObjectsError(
             f"{repo}: a partial clone lacks objects that are needed, and Seatrial fetches nothing from a checkout's remotes: {stderr}",
@@ -333,17 +329,13 @@ def _explain(repo: Path, command: str, code: int, stderr: str) -> UserError:
     if "bad revision 'HEAD'" in stderr or "does not have any commits yet" in stderr:
         return no_commits(repo)
     return UserError(
-        f"{repo}: `git {command}` failed with exit code {code}: {stderr or 'no message'}",
-        f"run it by hand: {_at(repo)} {command}",
+        f"{repo}: `git {command}` failed with exit code {code}: {stderr or 'no message'}", f"run it by hand: {_at(repo)} {command}"
     )
 
 
 def no_commits(repo: Path) -> UserError:
     """The error for a repository that has nothing to name its state by."""
-    return UserError(
-        f"{repo}: the repository has no commits yet",
-        f"{_at(repo)} add -A && {_at(repo)} commit -m start",
-    )
+    return UserError(f"{repo}: the repository has no commits yet", f"{_at(repo)} add -A && {_at(repo)} commit -m start")
 
 
 def _at(repo: Path) -> str:
@@ -369,9 +361,8 @@ def pointer_of(path: Path) -> bytes | None:
     """The pointer that Git LFS would give git for the contents of a file; None for one that goes to git as it is."""
     if is_lfs_pointer(path) or path.stat().st_size == 0:
         return None
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return f"{LFS_POINTER}\noid sha256:{digest}\nsize {stream.tell()}\n".encode()
+    digest, size = digest_of(path)
+    return f"{LFS_POINTER}\noid sha256:{digest}\nsize {size}\n".encode()
 
 
 def smudge(source: Path, place: Path) -> None:
@@ -385,11 +376,12 @@ def smudge(source: Path, place: Path) -> None:
             continue
         name = found[1].decode()
         held = kept / name[:2] / name[2:4] / name
-        if held.is_file() and _digest(held) == name:
+        if held.is_file() and digest_of(held)[0] == name:
             target.unlink()  # never write through a hard link
             shutil.copyfile(held, target)
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> tuple[str, int]:
+    """SHA-256 and size of a file."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest(), stream.tell()

@@ -17,6 +17,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.guarded import BadValue, parse_json, real_path
 from seatrial.core.journal import read_journal
 from seatrial.core.records import ImportProof, RepoState
+from seatrial.core.text import first_few
 from seatrial.evidence.changes import LAMBDA, MODULE, ChangedCode, ChangedFile, ChangedFunction
 
 Roots = dict[str, tuple[str, ...]]
@@ -26,17 +27,17 @@ def read_imports(path: Path) -> tuple[ImportProof, ...]:
     """The proofs in an imports.jsonl; none when no process got as far as writing it. A torn row is an error."""
     if not path.exists():
         return ()
-    proofs = []
+    proofs, fix = [], "the process was killed while it wrote; run the level again"
     for number, row, ended in read_journal(path):
         if not ended:
-            raise _torn_proof(path, number, "the last row has no end")
+            raise UserError(f"{path}:{number}: the last row has no end", fix)
         try:
             proofs.append(ImportProof.model_validate(parse_json(row)))
         except BadValue as error:
-            raise _torn_proof(path, number, f"not valid JSON: {error.what}") from error
+            raise UserError(f"{path}:{number}: not valid JSON: {error.what}", fix) from error
         except ValidationError as error:
             first = error.errors()[0]
-            raise _torn_proof(path, number, f"{'.'.join(map(str, first['loc'])) or 'row'}: {first['msg']}") from error
+            raise UserError(f"{path}:{number}: {'.'.join(map(str, first['loc'])) or 'row'}: {first['msg']}", fix) from error
     return tuple(proofs)
 
 
@@ -108,10 +109,6 @@ def _judge_process(process: str, reported: list[ImportProof], roots: Roots, some
             yield f"{process}: reported {proof.package} from {proof.file} as not proven"
 
 
-def _torn_proof(path: Path, number: int, what: str) -> UserError:
-    return UserError(f"{path}:{number}: {what}", "the process was killed while it wrote; run the level again")
-
-
 EXECUTED_FILE = "executed.jsonl"
 CUSTOMIZE = ("sitecustomize", "usercustomize")
 
@@ -132,9 +129,7 @@ class Executed:
     """What the processes of a level ran of the changed files."""
 
     recorded: bool = False
-    """Whether any process could tell."""
     why: str = ""
-    """Why a process could not."""
     ran: frozenset[tuple[str, str, str, int, int]] = field(default_factory=frozenset)
     """Repository, path, name, first line, and of a lambda its column."""
 
@@ -143,9 +138,9 @@ class Executed:
 
     def has(self, file: ChangedFile, function: ChangedFunction) -> bool:
         """Whether a function ran; code outside of functions ran if its file was imported."""
-        name = MODULE if function.at_import else function.name.rpartition(".")[2]
+        name = function.name.rpartition(".")[2]
         if function.at_import:
-            return any(row[:3] == (file.repo, file.path, MODULE) for row in self.ran)
+            return self.imported(file)
         if name == LAMBDA and function.column:
             return (file.repo, file.path, name, function.line, function.column) in self.ran
         return any(row[:4] == (file.repo, file.path, name, function.line) for row in self.ran)
@@ -197,16 +192,16 @@ def unused(repo: RepoState, loaded: frozenset[str]) -> str | None:
     roots = {real_path(place) for place in _trees(repo)}
     if not any(roots.intersection(Path(file).parents) for file in loaded):
         return f"no process of the loop loaded any file of {repo.name}"
-    code = _code(repo)
+    code = [file for file in repo.changed if file.endswith(".py")]
     if code and len(code) == len(repo.changed) and not any(_is_loaded(repo, file, loaded) for file in code):
-        return f"no process of the loop loaded any of the changed files of {repo.name} ({_few(code)})"
+        return f"no process of the loop loaded any of the changed files of {repo.name} ({first_few(code)})"
     return None
 
 
 def not_loaded(repo: RepoState, loaded: frozenset[str]) -> str | None:
     """Changed Python files that nothing loaded, as a limitation."""
-    left = [file for file in _code(repo) if not _is_loaded(repo, file, loaded)]
-    return f"changed but never loaded, so not tested: {_few(left)} of {repo.name}" if left else None
+    left = [file for file in repo.changed if file.endswith(".py") and not _is_loaded(repo, file, loaded)]
+    return f"changed but never loaded, so not tested: {first_few(left)} of {repo.name}" if left else None
 
 
 def required(repo: RepoState, code: ChangedCode) -> tuple[tuple[ChangedFile, ChangedFunction], ...]:
@@ -228,9 +223,10 @@ def idle(repo: RepoState, code: ChangedCode, executed: Executed) -> str | None:
     if any(executed.has(file, function) for file, function in pieces):
         return None
     if not pieces:
-        return f"no process of the loop imported {_few([file.path for file in unread])} of {repo.name}"
+        return f"no process of the loop imported {first_few([file.path for file in unread])} of {repo.name}"
     if pieces[0][1].at_import:
-        return f"no process of the loop imported any of the changed files of {repo.name} ({_few(_paths(pieces))})"
+        files = list(dict.fromkeys(file.path for file, _ in pieces))
+        return f"no process of the loop imported any of the changed files of {repo.name} ({first_few(files)})"
     return f"none of the changed functions of {repo.name} ran ({_listed(pieces)})"
 
 
@@ -249,13 +245,13 @@ def limitations(repo: RepoState, code: ChangedCode, executed: Executed) -> Itera
         yield f"changed, and handed to another compiler than Python's, so nothing shows that it ran: {_listed(compiled)} of {repo.name}"
     gone = [f"{name} ({file.path})" for file in code.of(repo.name) for name in file.deleted] + list(code.deleted.get(repo.name, ()))
     if gone:
-        yield f"deleted, so nothing of it can be seen to run: {_few(gone)} of {repo.name}"
+        yield f"deleted, so nothing of it can be seen to run: {first_few(gone)} of {repo.name}"
     unseen = code.unseen.get(repo.name, ())
     if unseen:
-        yield f"changed, but not Python, so nothing shows whether it was used: {_few(unseen)} of {repo.name}"
+        yield f"changed, but not Python, so nothing shows whether it was used: {first_few(unseen)} of {repo.name}"
     unread = [file.path for file in code.of(repo.name) if not file.readable]
     if unread:
-        yield f"could not be parsed here, so it is not known which of its functions changed: {_few(unread)} of {repo.name}"
+        yield f"could not be parsed here, so it is not known which of its functions changed: {first_few(unread)} of {repo.name}"
     if not gone and not unseen and not unread and not any(file.functions for file in code.of(repo.name)):
         yield f"no code of {repo.name} differs from its base, comments, docstrings and layout aside: there is nothing to run"
 
@@ -269,10 +265,6 @@ def loads_itself(repo: RepoState) -> tuple[Path, ...]:
     return tuple(place for place in places if place.is_file())
 
 
-def _code(repo: RepoState) -> list[str]:
-    return [file for file in repo.changed if file.endswith(".py")]
-
-
 def _trees(repo: RepoState) -> list[Path]:
     """The checkout, and the tree that holds a verified copy of it while the trial runs."""
     return [Path(place) for place in (repo.path, repo.synced) if place]
@@ -282,16 +274,7 @@ def _is_loaded(repo: RepoState, file: str, loaded: frozenset[str]) -> bool:
     return any(str(real_path(tree / file)) in loaded for tree in _trees(repo))
 
 
-def _paths(pieces: Sequence[tuple[ChangedFile, ChangedFunction]]) -> list[str]:
-    return list(dict.fromkeys(file.path for file, _ in pieces))
-
-
 def _listed(pieces: Sequence[tuple[ChangedFile, ChangedFunction]]) -> str:
     """Functions with their file and line; code outside of them by its file alone."""
     named = [file.path if function.name == MODULE else f"{function.name} ({file.path}:{function.line})" for file, function in pieces]
-    return _few(named)
-
-
-def _few(files: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(files) - most} more" if len(files) > most else ""
-    return ", ".join(files[:most]) + more
+    return first_few(named)

@@ -61,7 +61,7 @@ class KeyBlocks:
 
     def _open(self, line: str, clear: Callable[[str], str]) -> str | None:
         plain = ANSI.sub("", line) if "\x1b" in line else line
-        begin = _secret_begin(plain)
+        begin = _of_secret(_BEGIN, plain)
         if begin is None:
             for opening, closing in ((_PUTTY, _PUTTY_END), (_VAULT, _HEX_ROW)):
                 if found := opening.search(plain):
@@ -71,8 +71,7 @@ class KeyBlocks:
         before = clear(plain[: begin.start()])
         end = _END.search(plain, begin.end())
         if end is not None:
-            rest = plain[end.end() :]
-            return before + MARK + (self.line(rest, clear) or clear(rest))
+            return before + MARK + (self.line(rest := plain[end.end() :], clear) or clear(rest))
         if _is_mention(plain[begin.end() :]):  # mentioned in a sentence; a key that follows is closed row by row
             self._after_row = True
             return None
@@ -90,7 +89,7 @@ class KeyBlocks:
                 return MARK + _newline(line)
             self._end = None
             return self.line(line, clear)
-        if end is _END and _secret_begin(plain):
+        if end is _END and _of_secret(_BEGIN, plain):
             self._end = None
             return self.line(line, clear)
         if found := end.search(plain):
@@ -129,7 +128,7 @@ def spans(lines: Sequence[str]) -> list[bool]:
         if "BEGIN" not in line and "END" not in line:
             continue
         plain = ANSI.sub("", line) if "\x1b" in line else line
-        begin, end = _secret_begin(plain), _secret_end(plain)
+        begin, end = _of_secret(_BEGIN, plain), _of_secret(_END, plain)
         if begin and end and begin.start() < end.start():
             continue  # on one line
         if end is not None:
@@ -149,23 +148,17 @@ def _back(lines: Sequence[str], end: int) -> int:
     return first
 
 
-def _secret_begin(line: str) -> re.Match[str] | None:
-    return next((found for found in _BEGIN.finditer(line) if _is_secret(found[1])), None)
-
-
-def _secret_end(line: str) -> re.Match[str] | None:
-    return next((found for found in _END.finditer(line) if _is_secret(found[1])), None)
+def _of_secret(mark: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """The first BEGIN or END whose label says that it is of a secret."""
+    labels = ((found, found[1].upper()) for found in mark.finditer(line))
+    secret = (found for found, label in labels if any(word in label for word in _SECRET) and not any(word in label for word in _PUBLIC))
+    return next(secret, None)
 
 
 def _is_mention(rest: str) -> bool:
     """Whether what stands behind BEGIN shows that a sentence speaks of a key."""
     rest = rest.partition("\r")[0]
     return re.search(r"\s[a-zA-Z]{2,}\b(?!=)", rest) is not None and not _LONG_RUN.search(rest)
-
-
-def _is_secret(label: str) -> bool:
-    label = label.upper()
-    return any(word in label for word in _SECRET) and not any(word in label for word in _PUBLIC)
 
 
 def _is_key_row(row: str) -> bool:
@@ -202,22 +195,8 @@ def _newline(line: str) -> str:
 
 
 HINTS = (
-    *(
-        "2d2d",
-        "2D2D",
-        "2d 2d",
-        "2D 2D",
-        "0x2d,",
-        "0x2D,",
-        "45, 45, 45",
-        "45,45,45",
-        "45 45 45",
-        "45  45  45",
-        "45   45   45",
-        " 055 055",
-        "026455",
-    ),
-    *("-   -", "3082", "30 82", "8230", "0x2d\t", "0x2d 0x", "0x2D 0x", "x2d\\", "x2D\\", "2d:2d", "2D:2D", "00101101"),
+    *("2d2d", "2D2D", "2d 2d", "2D 2D", "0x2d,", "0x2D,", "45, 45, 45", "45,45,45", "45 45 45", "45  45  45", "45   45   45", " 055 055"),
+    *("026455", "-   -", "3082", "30 82", "8230", "0x2d\t", "0x2d 0x", "0x2D 0x", "x2d\\", "x2D\\", "2d:2d", "2D:2D", "00101101"),
     *(LABELS := ("privateExponent:", "prime1:", "prime2:", "exponent1:", "exponent2:", "coefficient:", "priv:")),
 )
 """A dump of a private key has one of these in its first row: the dashes of BEGIN, the first bytes of DER, or a label of openssl."""
@@ -236,7 +215,6 @@ _ESCAPED = re.compile(r"\\x([0-9a-fA-F]{2})")
 _COLONS = re.compile(r"(?:[0-9a-fA-F]{2}:){3,}(?:[0-9a-fA-F]{2})?")
 _BITS = re.compile(r"[01]{8}")
 _RUN = re.compile(r"(?:[0-9a-fA-F]{2}){40,}|(?:0x[0-9a-fA-F]{2},\s*){20,}(?:0x[0-9a-fA-F]{2})?|(?:\d{1,3}(?:,\s?|\s)){40,}\d{1,3}")
-_BYTE_NUMBER = re.compile(r"\d+")
 _KEPT = 120
 _MOST_FOREIGN_ROWS = 3
 _LONGEST = 4000
@@ -266,7 +244,7 @@ class KeyDumps:
             return line
         if self._numbers:
             if _COLONS.fullmatch(body):
-                return line[:begin] + MARK + line[len(line.rstrip("\r\n")) :]
+                return line[:begin] + MARK + _newline(line)
             self._close()
         if len(body) >= 100 and (cleared := _RUN.sub(_without_key, line)) != line:
             return cleared
@@ -289,7 +267,7 @@ class KeyDumps:
             if inside and (_DUMP_END.search(tail) or self._left < 0):
                 self._inside, tail = False, b""
             self._tails[order] = tail[-_KEPT:]
-        return line[:begin] + MARK + line[len(line.rstrip("\r\n")) :] if inside else line
+        return line[:begin] + MARK + _newline(line) if inside else line
 
     def _close(self) -> None:
         self._tails, self._inside, self._numbers, self._foreign = {}, False, False, 0

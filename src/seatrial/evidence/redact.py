@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from seatrial.core.files import replacing, write_bytes
 from seatrial.core.guarded import open_file
 from seatrial.core.secret_names import STEM_LITERALS, Says, has_stem, looks_random, says_password, says_secret
+from seatrial.core.text import word_set
 from seatrial.evidence import secret_shapes
 from seatrial.evidence.private_keys import LABELS, MARK, KeyBlocks, KeyDumps, spans
 from seatrial.evidence.secret_blocks import Ahead, SecretBlocks, look_ahead, table_columns
@@ -68,23 +69,12 @@ _HASH = re.compile(r"\$.*\$|(?:pbkdf0|bcrypt|argon0|scrypt|sha0|md0)[a-z0_]*\$")
 _WHOLE = frozenset(("TRUE", "FALSE", "0d", "0D", "0x0d", "0x0D"))
 _PARTS = (
     *(label.translate(_ZEROS) for label in LABELS),
-    "BEGIN",
-    "PuTTY",
-    "ANSIBLE_VAULT",
-    "apiVersion",
-    "stringData",
-    "binaryData",
-    "encryptedData",
-    "FlyV",
+    *("BEGIN", "PuTTY", "ANSIBLE_VAULT", "apiVersion", "stringData", "binaryData", "encryptedData", "FlyV"),
 )
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_OF_QUERIES = _words("code= jwt=")
-_BOUNDED = _words(
+_OF_QUERIES = word_set("code= jwt=")
+_BOUNDED = word_set(
     "enter paste provide insert community identified echo printf vault bearer basic sqlplus rman expdp impdp alias config code phrase"
     " recovery net obscure user"
 )
@@ -94,11 +84,11 @@ _AS_WORDS = re.compile(
     re.MULTILINE,
 )
 """Where the rules of these literals look for them; what their patterns ask for beside them are blanks."""
-_AS_WORDS_HINTS = (*sorted(_BOUNDED - _words("alias config")), "mc")
+_AS_WORDS_HINTS = (*sorted(_BOUNDED - word_set("alias config")), "mc")
 _VERDICT = re.compile(r"[^\w=]*(?:PASS|Pass)[^\w=]*")
 _MEASURED = re.compile(r"[\w/]*?(?P<name>\w{6,})[\"']?[:=][-+]?0+\.0+(?:e[-+]?0+)?\}*")
 _NAME_RUN = re.compile(r"[A-Za-z0-9_.-]+")
-_BARE = _words("token key secret password passphrase pass passwd passe pwd auth session cookie code jwt apikey credentials credential")
+_BARE = word_set("token key secret password passphrase pass passwd passe pwd auth session cookie code jwt apikey credentials credential")
 _TELLING = (
     *("passw", "passphrase", "passcode", "secret", "credential", "apikey", "api_key", "basicauth", "digestauth", "basic_auth"),
     *(
@@ -158,12 +148,6 @@ _NEEDLES = _any_of(
 """Words without any of these, in small letters, need none of the looks of `_has_needle`."""
 
 
-@lru_cache(maxsize=16)
-def plain_lines(values: frozenset[str]) -> PlainLines:
-    """The memory of words for these values, which all redactors of a process share."""
-    return PlainLines(values)
-
-
 class PlainLines:
     """Remembers words, for the values that a redactor replaces."""
 
@@ -201,7 +185,12 @@ class PlainLines:
             self._plain.update(word for word in fresh if len(word) <= _LONGEST_WORD)
             return found
         for word in fresh:
-            needs = self._of_word(word.decode("utf-8", "surrogatepass"))
+            text = word.decode("utf-8", "surrogatepass")
+            if not self._is_plain(text):
+                needs = Needs.ALL
+            else:
+                token = secret_shapes.may_hold_token(text.replace("$", " ")) and secret_shapes.may_be_in_word(text)
+                needs = Needs.TOKENS if token else Needs.NOTHING
             if len(word) > _LONGEST_WORD:
                 pass
             elif needs is Needs.NOTHING:
@@ -212,13 +201,6 @@ class PlainLines:
                 return needs
             found = max(found, needs)
         return found
-
-    def _of_word(self, word: str) -> Needs:
-        if not self._is_plain(word):
-            return Needs.ALL
-        if not secret_shapes.may_hold_token(word.replace("$", " ")):
-            return Needs.NOTHING
-        return Needs.TOKENS if secret_shapes.may_be_in_word(word) else Needs.NOTHING
 
     def _is_plain(self, text: str) -> bool:
         """Whether each of these words, one on a line, is plain but for tokens. Cheap tests come before the patterns."""
@@ -273,13 +255,13 @@ def _with_stem(text: str, lowered: str) -> list[str]:
 
 
 def _says_secret(word: str) -> bool:
-    return not _VERDICT.fullmatch(word) and not _is_measured(word) and _may_name(word)
-
-
-def _is_measured(word: str) -> bool:
-    """`rollout_corr/kl_token:0.5`, where no number is a secret."""
-    found = _MEASURED.fullmatch(word)
-    return found is not None and not says_password(found["name"]) and len(found["name"]) <= _LONGEST_NAME
+    """Whether a word with a stem may name a secret, as `num_tokens`, `adapter_path` and `rollout_corr/kl_token:0.5` do not."""
+    if _VERDICT.fullmatch(word):
+        return False
+    measured = _MEASURED.fullmatch(word)
+    if measured and not says_password(measured["name"]) and len(measured["name"]) <= _LONGEST_NAME:
+        return False  # no number is a secret
+    return "<" in word or has_stem(_NAME_RUN.sub(lambda run: " " if _names_none(run[0]) else run[0], word).lower())
 
 
 def _may_be_dump(line: str) -> bool:
@@ -296,11 +278,6 @@ def _may_be_dump(line: str) -> bool:
     )
 
 
-def _may_name(word: str) -> bool:
-    """Whether a word with a stem may name a secret, as `num_tokens` and `adapter_path` do not."""
-    return "<" in word or has_stem(_NAME_RUN.sub(lambda run: " " if _names_none(run[0]) else run[0], word).lower())
-
-
 def _names_none(run: str) -> bool:
     lowered = run.lower()
     return (
@@ -311,6 +288,8 @@ def _names_none(run: str) -> bool:
     )
 
 
+plain_lines = lru_cache(maxsize=16)(PlainLines)
+"""The memory of words for some values, which all redactors of a process share."""
 MINIMUM_LENGTH = 6
 """Shorter values of environment variables are not replaced: "1" or "true" would blank half a log."""
 
@@ -327,30 +306,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _DEEPEST = 4
 """Text in literals in literals is read so far."""
 
-_TEXTS = frozenset(
-    f".{suffix}"
-    for suffix in (
-        "json",
-        "jsonl",
-        "log",
-        "txt",
-        "out",
-        "err",
-        "yaml",
-        "yml",
-        "toml",
-        "ini",
-        "cfg",
-        "env",
-        "csv",
-        "tsv",
-        "md",
-        "xml",
-        "html",
-        "sh",
-        "py",
-    )
-)
+_TEXTS = word_set(".json .jsonl .log .txt .out .err .yaml .yml .toml .ini .cfg .env .csv .tsv .md .xml .html .sh .py")
 _LARGEST_TEXT = 64_000_000
 R = TypeVar("R", bound=BaseModel)
 
@@ -381,10 +337,6 @@ class Redactor:
             cleared = lines.line(row)
             made.append(MARK + row[len(row.rstrip("\r\n")) :] if closed and closed[at] else cleared)
         return made
-
-    def value(self, value: Any) -> Any:
-        """The same JSON-like value with its strings redacted; a string under a name that says secret is replaced."""
-        return self._value(value, "")
 
     def tokens(self, text: str) -> str:
         """`text` without what is a secret wherever it stands: values of the environment, key blocks, tokens, credentials in URLs.
@@ -487,7 +439,8 @@ class Redactor:
                 text = text.replace(value, f"[redacted:{name}]")
         return text
 
-    def _value(self, value: Any, name: str) -> Any:
+    def value(self, value: Any, name: str = "") -> Any:
+        """The same JSON-like value with its strings redacted; a string under a name that says secret is replaced."""
         says = says_secret(name) if name else Says.NOTHING
         if isinstance(value, str):
             if value_is_secret(value, name, says) and not value.startswith("--"):
@@ -496,7 +449,7 @@ class Redactor:
         if isinstance(value, Mapping):
             return self._mapping(value, name if says is Says.STRONG else "")
         if isinstance(value, list | tuple):
-            items = [self._value(entry, _flag(before) or name) for before, entry in zip(("", *value), value, strict=False)]
+            items = [self.value(entry, _flag(before) or name) for before, entry in zip(("", *value), value, strict=False)]
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, int) and not isinstance(value, bool) and says_password(name):
             return f"[redacted:{name}]"
@@ -517,14 +470,14 @@ class Redactor:
             else:
                 known = key if isinstance(key, str) else ""
                 inner = named if named and known in ("value", "Value", "default", "plaintext", "content") else known
-                made[self.tokens(key) if known else key] = self._value(entry, inner)
+                made[self.tokens(key) if known else key] = self.value(entry, inner)
         return made
 
     def _row(self, row: Any, columns: Sequence[str]) -> Any:
         """A row of a table in JSON: each cell stands under the name of its column."""
         if not isinstance(row, list | tuple) or len(row) != len(columns):
-            return self._value(row, "")
-        return [self._value(cell, name) for cell, name in zip(row, columns, strict=True)]
+            return self.value(row)
+        return [self.value(cell, name) for cell, name in zip(row, columns, strict=True)]
 
 
 class RedactingLines:
@@ -560,7 +513,7 @@ class RedactingLines:
         return line if cleared == plain else cleared
 
     def _line(self, line: str) -> str:
-        closed = self._keys.line(line, self._piece)
+        closed = self._keys.line(line, lambda text: self._redactor.piece(text, program=self._program)[0])
         if closed is not None:
             self._blocks.skip(line)
             return closed
@@ -571,9 +524,6 @@ class RedactingLines:
         cleared, stem = self._redactor.piece(line, program=program)
         cleared = self._names.line(line, cleared, program=program, stem=stem)
         return self._blocks.line(line, cleared, program=program)
-
-    def _piece(self, text: str) -> str:
-        return self._redactor.piece(text, program=self._program)[0]
 
 
 def _begins_source(line: str) -> bool:

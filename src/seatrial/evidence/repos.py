@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import re
@@ -19,16 +18,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from seatrial.core.errors import UserError
 from seatrial.core.files import write_bytes, write_json
 from seatrial.core.guarded import endless, read_file
 from seatrial.core.records import RepoState, SubmoduleState, replace
+from seatrial.core.text import word_set
 from seatrial.evidence.git import (
     DIFF,
     DRIVER,
     commit_of,
+    digest_of,
     fields,
     filter_drivers,
     git,
@@ -41,11 +42,12 @@ from seatrial.evidence.git import (
     scratch_directory,
     text,
     top_level,
+    unparsable,
     waited_for,
 )
 from seatrial.evidence.redact import Redactor
 
-_NOT_PRODUCTS = (
+_NOT_PRODUCTS = word_set(
     "test tests testing doc docs example examples script scripts bench benchmark benchmarks tool tools build dist "
     "ci docker vendor third_party thirdparty node_modules site venv env outputs results logs data wandb experiments"
 )
@@ -68,7 +70,7 @@ def _scan(root: Path) -> tuple[list[str], list[str]]:
     ordinary: list[str] = []
     namespaces: list[str] = []
     for directory in _directories(root):
-        if directory.name in _NOT_PRODUCTS.split():
+        if directory.name in _NOT_PRODUCTS:
             continue
         if (directory / "__init__.py").is_file():
             ordinary.append(directory.name)
@@ -128,7 +130,7 @@ def worktree(root: Path) -> Iterator[Worktree]:
     """Open the checkout at `root` with a scratch index, for `git diff` against any commit."""
     with _honest_index(root) as (index, unfiltered):
         untracked = fields(git(root, "ls-files", "-z", "--others", "--exclude-standard", index=index))
-        unmerged = _unmerged(root, index)
+        unmerged = sorted({entry.partition("\t")[2] for entry in fields(git(root, "ls-files", "-z", "--unmerged", index=index))})
         if unmerged:
             git(root, "update-index", "-z", "--force-remove", "--stdin", index=index, stdin=joined(unmerged))
         taken, left_out = _within_limit(root, [*untracked, *(path for path in unmerged if (root / path).is_file())])
@@ -163,15 +165,18 @@ def read_status(root: Path) -> Status:
         elif kind == "?":
             dirty.append(rest)
         elif kind in ("1", "u"):
-            dirty.extend(_changed_entry(root, kind, rest, entry))
+            columns = rest.split(" ", 7 if kind == "1" else 9)
+            if len(columns) != (8 if kind == "1" else 10) or not re.fullmatch(r"N\.\.\.|S...", columns[1]):
+                raise unparsable(root, "status", entry)
+            dirty.append(columns[-1])
         else:
-            _unparsable(root, "status", entry)
+            raise unparsable(root, "status", entry)
     if "branch.oid" not in head or "branch.head" not in head:
-        _unparsable(root, "status", f"no branch among {len(entries)} fields")
+        raise unparsable(root, "status", f"no branch among {len(entries)} fields")
     if head["branch.oid"] == "(initial)":
         raise no_commits(root)
-    branch = head["branch.head"]
-    return Status(head["branch.oid"], None if branch == "(detached)" else branch, tuple(sorted(set(dirty))))
+    branch = None if head["branch.head"] == "(detached)" else head["branch.head"]
+    return Status(head["branch.oid"], branch, tuple(sorted(set(dirty))))
 
 
 def gitlinks(root: Path, index: Path | None = None) -> tuple[Gitlink, ...]:
@@ -181,7 +186,7 @@ def gitlinks(root: Path, index: Path | None = None) -> tuple[Gitlink, ...]:
         stamp, tab, path = entry.partition("\t")
         parts = stamp.split(" ")
         if not tab or len(parts) != 3:
-            _unparsable(root, "ls-files", entry)
+            raise unparsable(root, "ls-files", entry)
         mode, commit, stage = parts
         if mode == "160000":
             found[path] = Gitlink(path, commit, conflict=stage != "0")
@@ -193,17 +198,6 @@ def is_checkout(root: Path, path: str) -> bool:
     follow it either, and it may lead back to where we are."""
     place = root / path
     return (place / ".git").exists() and Path(os.path.realpath(place)) == Path(os.path.realpath(root)) / path
-
-
-def _changed_entry(root: Path, kind: str, rest: str, entry: str) -> Iterator[str]:
-    """The dirty path of one changed entry."""
-    columns = rest.split(" ", 7 if kind == "1" else 9)
-    if len(columns) != (8 if kind == "1" else 10):
-        _unparsable(root, "status", entry)
-    submodule, path = columns[1], columns[-1]
-    if submodule != "N..." and (len(submodule) != 4 or not submodule.startswith("S")):
-        _unparsable(root, "status", entry)
-    yield path
 
 
 @contextmanager
@@ -309,12 +303,6 @@ def _hold(root: Path, index: Path, paths: list[str]) -> None:
         git(root, "update-index", "--assume-unchanged", "-z", "--stdin", index=index, stdin=joined(paths))
 
 
-def _unmerged(root: Path, index: Path) -> list[str]:
-    """Paths with a merge conflict."""
-    entries = fields(git(root, "ls-files", "-z", "--unmerged", index=index))
-    return sorted({entry.partition("\t")[2] for entry in entries})
-
-
 def _within_limit(root: Path, paths: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """Split untracked paths into those read and those only named; small files first."""
     sized = sorted((_size(root / path), path) for path in paths if not path.endswith("/"))
@@ -333,11 +321,11 @@ def _size(path: Path) -> int:
     except FileNotFoundError:
         return 0
     except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror or error}", "make it readable, or list it in .gitignore") from error
+        raise _unreadable(path, error) from error
 
 
-def _unparsable(root: Path, command: str, entry: str) -> NoReturn:
-    raise UserError(f"{root}: cannot parse what `git {command}` printed: {entry!r}", "update git (2.30 or newer), or report this line")
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot read: {error.strerror or error}", "make it readable, or list it in .gitignore")
 
 
 _HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@ ?")
@@ -366,14 +354,8 @@ def make_patch(root: Path, redactor: Redactor) -> bytes:
 def _pieces(root: Path, prefix: str, notes: list[str]) -> Iterator[str]:
     """The diff of a checkout, then those of its submodules; what is left out is added to `notes`."""
     with worktree(root) as tree, tempfile.TemporaryFile() as sink:
-        options = (
-            "--binary",
-            "--full-index",
-            "--no-renames",
-            "--ignore-submodules=dirty",
-            f"--src-prefix=a/{prefix}",
-            f"--dst-prefix=b/{prefix}",
-        )
+        sides = (f"--src-prefix=a/{prefix}", f"--dst-prefix=b/{prefix}")
+        options = ("--binary", "--full-index", "--no-renames", "--ignore-submodules=dirty", *sides)
         git(root, *DIFF, *options, "HEAD", "--", index=tree.index, into=sink)
         sink.seek(0)
         notes += [_left_out(root, prefix, path) for path in tree.left_out]
@@ -390,11 +372,10 @@ def _left_out(root: Path, prefix: str, path: str) -> str:
     if path.endswith("/"):
         return f"left out {name}: a git repository of its own"
     try:
-        with (root / path).open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            return f"left out {name}: {stream.tell()} bytes, sha256 {digest}"
+        digest, size = digest_of(root / path)
+        return f"left out {name}: {size} bytes, sha256 {digest}"
     except OSError as error:
-        raise UserError(f"{root / path}: cannot read: {error.strerror or error}", "make it readable, or list it in .gitignore") from error
+        raise _unreadable(root / path, error) from error
 
 
 def _redact(patch: str, redactor: Redactor, notes: list[str]) -> Iterator[tuple[str, str]]:
@@ -421,15 +402,10 @@ def _redact_file(rows: list[str], redactor: Redactor, notes: list[str]) -> Itera
     if body and body[0].startswith("GIT binary patch"):
         yield from ((row, row) for row in body)
         return
-    cuts = [_sign(row) for row in body]
+    # Git's own of a line of a hunk: the sign, or the place of the hunk.
+    cuts = [place.end() if (place := _HUNK.match(row)) else 1 for row in body]
     texts = redactor.rows([row[cut:] for row, cut in zip(body, cuts, strict=True)], program=_PROGRAM.search(name) is not None)
     yield from ((row, row[:cut] + text) for row, cut, text in zip(body, cuts, texts, strict=True))
-
-
-def _sign(row: str) -> int:
-    """How much of a line of a hunk is git's own: the sign, or the place of the hunk."""
-    place = _HUNK.match(row)
-    return place.end() if place else 1
 
 
 REPOS_FILE = "repos.json"
@@ -448,7 +424,7 @@ def repo_state(path: Path, name: str | None = None) -> RepoState:
         raise UserError(f"{clear(str(root))}: the path holds a secret", "rename the directory: its name is stored and shown")
     import_root, packages = provided(root)
     return RepoState(
-        name=_file_name(name or root.name),
+        name=re.sub(r"[^\w.-]+", "_", name or root.name).strip(".") or "repository",
         path=str(root),
         commit=status.commit,
         branch=status.branch and clear(status.branch),
@@ -501,9 +477,9 @@ def differs(recorded: RepoState, evidence_dir: Path, redactor: Redactor) -> str 
     """How the checkout differs now from what `write_repos` recorded; None when it is the same to the byte."""
     root = Path(recorded.path)
     state = repo_state(root, recorded.name)
-    for what in ("commit", "submodules", "dirty"):
-        if getattr(state, what) != getattr(recorded, what):
-            return f"another {what}" if what == "commit" else f"other {what} files" if what == "dirty" else f"other {what}"
+    for field, what in (("commit", "another commit"), ("submodules", "other submodules"), ("dirty", "other dirty files")):
+        if getattr(state, field) != getattr(recorded, field):
+            return what
     if recorded.patch and make_patch(root, redactor) != read_file(evidence_dir / recorded.patch):
         return "other contents of changed files"
     return None
@@ -515,12 +491,8 @@ def _submodules(root: Path, prefix: str) -> Iterator[SubmoduleState]:
         directory = root / link.path
         head = commit_of(directory, "HEAD") if is_checkout(root, link.path) else None
         state: Literal["clean", "uninitialised", "other-commit", "conflict"]
-        if link.conflict:
-            state = "conflict"
-        elif head is None:
-            state = "uninitialised"
-        else:
-            state = "clean" if head == link.commit else "other-commit"
+        state = "clean" if head == link.commit else "other-commit" if head else "uninitialised"
+        state = "conflict" if link.conflict else state
         yield SubmoduleState(path=printable(prefix + link.path), commit=head or link.commit, state=state)
         if head is not None:
             yield from _submodules(directory, f"{prefix}{link.path}/")
@@ -536,8 +508,3 @@ def without_credentials(url: str) -> str:
     """A URL that can be stored; `ssh://git@host` keeps its user, which is no secret."""
     stripped = re.sub(r"^(ssh://[^/@:]+):[^/@]*@", r"\1@", url)
     return re.sub(r"^((?!ssh)[a-z][a-z0-9+.-]*://)[^/]*@", r"\1", stripped)
-
-
-def _file_name(name: str) -> str:
-    """A name that is safe as a file name on any machine."""
-    return re.sub(r"[^\w.-]+", "_", name).strip(".") or "repository"

@@ -18,19 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seatrial.core.secret_names import Says, has_stem, looks_random, says_secret
-from seatrial.evidence.secret_values import NAMED, VALUE_LINE, is_plain, is_program_secret, stamps, value_is_secret
+from seatrial.core.text import word_set
+from seatrial.evidence.secret_values import MARKS, NAMED, VALUE_LINE, indent, is_plain, is_program_secret, stamps, value_is_secret
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_MARKS = " \t|│┃>+*#-"
-VALUE_KEYS = _words(
+VALUE_KEYS = word_set(
     "value values default plaintext content contents data string text current raw val literal "
     "result body payload secure secret secretstring secrettext password token key"
 )
-_DESCRIBES = _words(
+_DESCRIBES = word_set(
     "name names username user users login host hostname port region type kind id uid description desc comment note url uri endpoint path file"
     " files filename format version enabled disabled required optional sensitive expires expiry created updated namespace labels annotations"
     " metadata apiversion provider project team owner email mode scope scopes role algorithm length min max policy title label environment"
@@ -165,12 +160,12 @@ def _unsigned(body: str) -> str:
 
 def _data_lines(rows: Sequence[str], kind: int) -> set[int]:
     """Where the data of a Secret begins that stands before its kind."""
-    depth, found = _indent(rows[kind][stamps(rows[kind]) :]), set[int]()
+    depth, found = indent(rows[kind][stamps(rows[kind]) :]), set[int]()
     for at in range(kind - 1, max(-1, kind - _OBJECTS_APART), -1):
         body = rows[at][stamps(rows[at]) :]
-        if body.strip().startswith("---") or (body.strip() and _indent(body) < depth):
+        if body.strip().startswith("---") or (body.strip() and indent(body) < depth):
             break
-        if _indent(body) == depth and _DATA.match(body):
+        if indent(body) == depth and _DATA.match(body):
             found.add(at)
     return found
 
@@ -245,13 +240,13 @@ class SecretBlocks:
         """A value whose name has not come yet."""
         if self._below_left:  # the value of an item, whose name may come behind it
             self._below_left -= 1
-            value = cleared.strip(_MARKS + _QUOTES)
-            if _indent(body) <= self._below or not (_odd(value) and len(value.split()) == 1):
+            value = cleared.strip(MARKS + _QUOTES)
+            if indent(body) <= self._below or not (_odd(value) and len(value.split()) == 1):
                 self._below_left = 0
             elif value:
                 return cleared.replace(value, "[redacted:value-before-name]", 1)
         elif "alue" in body and _VALUE_BELOW.match(body):
-            self._below, self._below_left = _indent(body), 20
+            self._below, self._below_left = indent(body), 20
         if self._ahead is not None:
             name = self._ahead.values.get(self._at, "")
         else:
@@ -263,24 +258,15 @@ class SecretBlocks:
         if not found or value[:1] in ("|", ">"):
             return cleared
         if self._ahead is None:
-            first = body.lstrip(" \t+|│>").startswith(("- ", "{ ")) or self._item_start()
+            before = self._before[stamps(self._before.rstrip("\r\n")) :].rstrip()
+            first = body.lstrip(" \t+|│>").startswith(("- ", "{ ")) or (before != "" and _ITEM_START.match(before) is not None)
+            # The line before is one of the same mapping that names the value, or the one that opened it.
+            sibling = _NAMES_ITS_VALUE.match(before) is not None and _YAML_LINE.match(before.lstrip(MARKS)) is not None
             if _MODEL.fullmatch(value) and not looks_random(value):
                 return cleared
-            if not (value_is_secret(value, "", Says.STRONG) if first else _odd(value) and not self._sibling()):
+            if not (value_is_secret(value, "", Says.STRONG) if first else _odd(value) and not sibling):
                 return cleared
         return f"{cleared[: found.end('before')]}[redacted:{name}]{cleared[found.end() :]}"
-
-    def _item_start(self) -> bool:
-        before = self._line_before().rstrip()
-        return bool(before) and _ITEM_START.match(before) is not None
-
-    def _sibling(self) -> bool:
-        """Whether the line before is one of the same mapping that names the value, or the one that opened it."""
-        before = self._line_before().rstrip()
-        return _NAMES_ITS_VALUE.match(before) is not None and _YAML_LINE.match(before.lstrip(_MARKS)) is not None
-
-    def _line_before(self) -> str:
-        return self._before[stamps(self._before.rstrip("\r\n")) :]
 
     def _manifest(self, body: str, cleared: str) -> str:
         if "Secret" in body and "kind" in body and _SECRET_OBJECT.search(body):
@@ -302,7 +288,7 @@ class SecretBlocks:
         if not sure and self._ahead is not None:
             return False
         kind = "brace" if body.rstrip().endswith("{") else "indent"
-        self._section = _Section("secret-data", Says.STRONG, kind, _indent(body), every=True, base64=not sure, describes=False)
+        self._section = _Section("secret-data", Says.STRONG, kind, indent(body), every=True, base64=not sure, describes=False)
         self._section.padded = not sure and not self._api
         return True
 
@@ -314,7 +300,7 @@ class SecretBlocks:
         if tail.endswith(">") and (found := _OPEN_TAG.search(tail)):
             named = _ATTRIBUTE.search(found["attributes"])
             names, kind = (found["name"].rpartition(":")[2], named[1] if named else ""), "tag"
-        elif tail.endswith("</string>") and (found := _ENTRY_NAME.search(tail)) and (above := _ENTRY_TAG.search(self._line_before())):
+        elif tail.endswith("</string>") and (found := _ENTRY_NAME.search(tail)) and (above := _ENTRY_TAG.search(self._before)):
             names, kind, within = (found["name"], ""), "tag", above["tag"]
         elif "<" in tail and tail[-1] not in ">{[(" and (found := _OPEN_TAG_CUT.search(tail)):
             names, kind, cut = (found["name"].rpartition(":")[2], ""), "tag", True
@@ -324,7 +310,7 @@ class SecretBlocks:
             names, kind = (found["name"], *re.findall(r"[\w./-]+", found["labels"])), "brace"
         elif tail[-1] == "]" and (found := _HEADER.fullmatch(tail)):
             names, kind = (found["name"].strip(_QUOTES).rpartition(".")[2].rpartition(":")[2].strip(), ""), "header"
-        elif not program and tail[-1] == ":" and (found := _OPEN_YAML.fullmatch(body.strip().lstrip(_MARKS))):
+        elif not program and tail[-1] == ":" and (found := _OPEN_YAML.fullmatch(body.strip().lstrip(MARKS))):
             names, kind = (found["name"], ""), "indent"
         else:
             return
@@ -332,7 +318,7 @@ class SecretBlocks:
         if says is not Says.NOTHING:
             tag = within or (found["name"] if kind == "tag" else name)
             every = _EVERY.search(name) is not None and not within
-            self._section = _Section(tag, says, kind, _indent(body), every=every, left=_LONGEST if every else 60, cut=cut)
+            self._section = _Section(tag, says, kind, indent(body), every=every, left=_LONGEST if every else 60, cut=cut)
 
     def _inside(self, section: _Section, body: str, cleared: str, program: bool) -> str:
         if not body.strip():
@@ -343,12 +329,12 @@ class SecretBlocks:
             self._section = None
             if section.kind != "tag" or "<" not in body:
                 return cleared
-        empty = _EMPTY_ENTRY.fullmatch(body.strip().lstrip(_MARKS))
+        empty = _EMPTY_ENTRY.fullmatch(body.strip().lstrip(MARKS))
         if empty and (empty["opening"] or empty["cdata"] or body.rstrip().endswith(">")) and self._takes(section, empty["key"]):
             until = empty["word"] or {'"""': '"""', "'''": "'''"}.get(empty["opening"] or "", "")
             if empty["cdata"] or body.rstrip().endswith(">"):
                 until = f"</{empty['key']}"
-            self._value = _OpenValue(_indent(body), until)
+            self._value = _OpenValue(indent(body), until)
             return cleared
         if _DATA_BELOW.match(body):
             section.every = True
@@ -371,13 +357,13 @@ class SecretBlocks:
             return section.depth <= 0
         if section.kind == "header":
             return _HEADER.fullmatch(body.strip()) is not None or self._is_foreign(section, body)
-        depth, item = _indent(body), body.lstrip(" \t+|│>").startswith("- ")
+        depth, item = indent(body), body.lstrip(" \t+|│>").startswith("- ")
         if depth > section.indent or (item and depth - 2 >= section.indent):
             return False
-        return _YAML_LINE.match(body.lstrip(_MARKS)) is not None or self._is_foreign(section, body)
+        return _YAML_LINE.match(body.lstrip(MARKS)) is not None or self._is_foreign(section, body)
 
     def _is_foreign(self, section: _Section, body: str) -> bool:
-        if _YAML_LINE.match(body.lstrip(_MARKS)):
+        if _YAML_LINE.match(body.lstrip(MARKS)):
             return False
         section.foreign += 1
         return section.foreign > _MOST_FOREIGN
@@ -411,14 +397,14 @@ class SecretBlocks:
         stripped = body.strip()
         if not stripped:
             return body
-        ended = value.until in stripped if value.until else _indent(body) <= value.indent
+        ended = value.until in stripped if value.until else indent(body) <= value.indent
         if ended or value.left < 0:
             self._value = None
             text, end, rest = body.partition(value.until) if value.until else ("", "", body)
             if not (value.until and text.strip(" \t|│>+]")):
                 return None
             return f"[redacted:value]{end}{rest}"
-        return body[: len(body) - len(body.lstrip(_MARKS))] + "[redacted:value]"
+        return body[: len(body) - len(body.lstrip(MARKS))] + "[redacted:value]"
 
 
 def _one_line(found: re.Match[str], program: bool) -> str:
@@ -466,14 +452,10 @@ def _is_base64(value: str, *, sure: bool) -> bool:
     return True
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(_MARKS))
-
-
 _FIELD = r"[\"']?[A-Za-z_][\w./-]{0,63}[\"']?"
 _TITLE = r"[\"']?[A-Za-z_][\w./-]{0,30}(?: [\w.()-]{1,30}){0,3}[\"']?"
-_HEAD_MARKS = " \t#\ufeff"
-_HEAD = rf"[{_HEAD_MARKS}]*"
+_HEADMARKS = " \t#\ufeff"
+_HEAD = rf"[{_HEADMARKS}]*"
 _FRAME = "frame"
 """A table of pandas: one blank between columns, a number before each row."""
 _GUESSED = (":", _FRAME, "")
@@ -533,11 +515,9 @@ class _Tables:
 
     def _header(self, body: str) -> None:
         for separator, head in _HEADS:
-            if separator not in ("|", _FRAME) and separator not in body:
+            if (separator not in ("|", _FRAME) and separator not in body) or not head.match(body):
                 continue
-            if not head.match(body):
-                continue
-            names = [name.strip(_QUOTES + _HEAD_MARKS) for name, _ in _cells(body, separator)]
+            names = [name.strip(_QUOTES + _HEADMARKS) for name, _ in _cells(body, separator)]
             found = _secret_columns(names)
             if separator in _GUESSED and not any(says is Says.STRONG for _, says in found.values()):
                 continue
@@ -591,8 +571,8 @@ class _Tables:
 def _secret_columns(names: Sequence[str]) -> dict[int, tuple[str, Says]]:
     """Which columns hold secrets; `pass` does so beside a user, else it counts what passed."""
     users = any(name.lower() in _USERS for name in names)
-    found = {at: (name, says_secret(name)) for at, name in enumerate(names) if users or name.lower() not in ("pass", "passes")}
-    return {at: (name, says) for at, (name, says) in found.items() if says is not Says.NOTHING}
+    telling = ((at, name) for at, name in enumerate(names) if users or name.lower() not in ("pass", "passes"))
+    return {at: (name, says) for at, name in telling if (says := says_secret(name)) is not Says.NOTHING}
 
 
 def _cells(text: str, separator: str) -> list[tuple[str, int]]:
@@ -626,9 +606,7 @@ def _lists(text: str) -> str:
                     made += [text[done:start], _quoted(item[0], name)]
                     done = end
         elif len(items) > 1 and all(_LIST_NAME.fullmatch(item[0]) for item in items):
-            names = [item[0].strip(_QUOTES) for item in items]
-            columns = _secret_columns(names)
-            fields = len(items)
+            columns, fields = _secret_columns([item[0].strip(_QUOTES) for item in items]), len(items)
     return "".join((*made, text[done:])) if made else text
 
 

@@ -214,14 +214,10 @@ def _compiled(rules: tuple[Rule, ...], small: bool = False) -> tuple[Compiled, .
     )
 
 
-def _stemless(rules: tuple[Compiled, ...]) -> tuple[Compiled, ...]:
-    """What is left of the rules for a line without a word that says secret."""
-    made = ((tuple(one for one in literals if not has_stem(one)), shown, pattern) for literals, shown, pattern in rules)
-    return tuple(rule for rule in made if rule[0])
-
-
 _TOKEN_RULES, _COMMAND_RULES, _CONTEXT_RULES = _compiled(_TOKENS), _compiled(_COMMANDS), _compiled(_CONTEXT, small=True)
-_STEMLESS_RULES = _stemless(_CONTEXT_RULES)
+# What is left of the rules for a line without a word that says secret.
+_WITHOUT_STEMS = ((tuple(one for one in literals if not has_stem(one)), shown, pattern) for literals, shown, pattern in _CONTEXT_RULES)
+_STEMLESS_RULES = tuple(rule for rule in _WITHOUT_STEMS if rule[0])
 STEMLESS_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _STEMLESS_RULES for literal in literals))
 _GENERAL = (".", "_", "-")
 """Literals that say nothing; the patterns of their rules ask for any digits."""
@@ -339,17 +335,17 @@ def pairs(text: str, is_secret: Callable[[str, str], bool]) -> str:
         group = next((group for group in (*_VALUE_GROUPS, "value") if group in match.groupdict() and match[group] is not None), "")
         if not group or not is_secret(match[group].strip().strip("\"'"), _last(name)):
             return match[0]
-        start, end = match.start(group) - match.start(), match.end(group) - match.start()
-        return f"{match[0][:start]}[redacted:{_last(name)}]{match[0][end:]}"
+        return without(match, group, _last(name))
+
+    def without(match: re.Match[str], group: str, name: str) -> str:
+        text, start = match.string, match.start()
+        return f"{text[start : match.start(group)]}[redacted:{name}]{text[match.end(group) : match.end()]}"
 
     def element(match: re.Match[str]) -> str:
         named = _ATTRIBUTE.search(match["attributes"])
         names = (match["name"].rpartition(":")[2], named[1] if named else "")
         name = next((one for one in names if one and is_secret(match["value"].strip(), one)), None)
-        if name is None:
-            return match[0]
-        start, end = match.start("value") - match.start(), match.end("value") - match.start()
-        return f"{match[0][:start]}[redacted:{name}]{match[0][end:]}"
+        return match[0] if name is None else without(match, "value", name)
 
     text = _OTHERWISE.sub(replaced, text) if " or " in text else text
     text = _TERRAFORM.sub(replaced, text) if "variable" in text else text

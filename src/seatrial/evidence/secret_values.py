@@ -80,7 +80,7 @@ _STAMPS = re.compile(
     r"(?:(?:\x1b\[[0-9;]*m)+|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s|\[?\d\d:\d\d:\d\d[\d.,]*\]?\s|\([\w ]+pid=\d+[^)\n]{0,80}\)(?:\s|(?=\x1b))|\[[\w .:/=-]{1,40}\](?::\s|\s)"
     r"|(?:INFO|WARNING|WARN|ERROR|DEBUG)\b:?\s(?:[\w./-]{1,40}:\s)?|[IWEF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] |(?:stdout|stderr)(?: \|)? |[\w.-]{1,40}\s+\| )*"
 )  # fmt: skip
-_MARKS = " \t|│┃>+*#-"
+MARKS = " \t|│┃>+*#-"
 _CONFIG_START = re.compile(
     r"(?:export|set|setx|declare|local|readonly|env|SET|let|const|var|val)?(?:[ \t]+-\w+)?[ \t]*[\"'`]?(?:\$env:|\$)?(?:[\w-]+[.:])*"
 )
@@ -216,7 +216,7 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
         if between is None and says is Says.STRONG and not program and (name.isupper() or "." in name.strip(".") or _CELL.match(text, end)):
             between = _BETWEEN_COLUMNS.match(text, end)
             pair = pair and not (between and between[0].strip())
-    if between is None and not program and says is Says.STRONG and not flag and _begins(text, start):
+    if between is None and not program and says is Says.STRONG and not flag and not text[stamps(text) : start].strip(MARKS):
         between = _ALIGNED.match(text, end)
         if between and (between["value"].lower() in COLUMN_NAMES or between["value"].isupper()):
             between = None
@@ -267,32 +267,18 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
     return _to_the_end(text, start, span)
 
 
-def _begins(text: str, start: int) -> bool:
-    """Whether a name begins its line, behind stamps and marks."""
-    return not text[stamps(text) : start].strip(_MARKS)
-
-
 def _near(text: str, begin: int, name: str, says: Says) -> bool:
     """Whether a word that stands behind a name, with nothing between, looks like its value: `password hunter22`, "the API key is …"."""
     span = _span(text, begin, begin + _LONGEST_PEEK)
     word = text[slice(*span[:2])] if span else ""
     if name.lower().endswith("authorization"):
         return _SCHEME.match(text, begin) is not None and looks_random(text[begin : begin + _LONGEST_PEEK])
-    mixed = len(word) >= 8 and any(c.isdigit() for c in word) and any(c.isalpha() for c in word)
-    odd = (
-        ("/" in word and not (len(word) >= 32 and "." not in word and not _PATH.match(word)))
-        or ":" in word
-        or "=" in word
-        or word.isupper()
-        or word.startswith(("-", "<", "{", "["))
-    )
-    return (
-        mixed
-        and not odd
-        and " " not in word
-        and (says is Says.STRONG or looks_random(word))
-        and (len(word) >= 32 or says_secret(word) is Says.NOTHING)
-    )
+    if len(word) < 8 or word.isupper() or not any(c.isdigit() for c in word) or not any(c.isalpha() for c in word):
+        return False
+    path = "/" in word and not (len(word) >= 32 and "." not in word and not _PATH.match(word))
+    if path or any(c in word for c in ":= ") or word[0] in "-<{[":
+        return False
+    return (says is Says.STRONG or looks_random(word)) and (len(word) >= 32 or says_secret(word) is Says.NOTHING)
 
 
 def _near_quoted(text: str, begin: int, name: str) -> bool:
@@ -312,7 +298,7 @@ def _worth(content: str, name: str) -> bool:
 def _to_the_end(text: str, start: int, span: tuple[int, int, bool]) -> tuple[int, int]:
     """A bare value that begins a line of a configuration goes to its end: a pass phrase has several words."""
     at = stamps(text)
-    while at < start and text[at] in _MARKS:
+    while at < start and text[at] in MARKS:
         at += 1
     config: object = _CONFIG_START.fullmatch(text, at, start)
     if not config and start and text[start - 1] in "\"'":  # the first name of a string
@@ -324,12 +310,10 @@ def _to_the_end(text: str, start: int, span: tuple[int, int, bool]) -> tuple[int
 
 def _program_secret(text: str, start: int, between: str, content: str, *, quoted: bool) -> bool:
     """In program text a literal is a secret; a bare word only in a string or a comment, or where no expression looks like it."""
-    if quoted:
-        return not _FILLER.fullmatch(content)
-    if _in_string(text, start):
+    if quoted or _in_string(text, start):
         return not _FILLER.fullmatch(content)
     odd = any(c.isdigit() for c in content) or not content.replace("_", "").replace(".", "").isalnum()
-    if _in_comment(text, start):
+    if re.search(r"(?:^|\s)(?:#|//|\*|--)\s", text[max(0, start - 200) : start]):  # a comment
         return odd and not _CODE_START.match(content)
     if looks_random(content) and not _CODE_START.match(content) and "." not in content:
         return True
@@ -345,10 +329,6 @@ def _in_string(text: str, position: int) -> bool:
             quote = "" if quote else c
     # The name itself may be quoted: then the string is that of the name.
     return bool(quote) and text[position - 1 : position] != quote
-
-
-def _in_comment(text: str, position: int) -> bool:
-    return re.search(r"(?:^|\s)(?:#|//|\*|--)\s", text[max(0, position - 200) : position]) is not None
 
 
 def _bracketed(text: str, begin: int) -> tuple[int, int] | None:
@@ -413,13 +393,13 @@ class OpenNames:
                 self._beside_left = 0
         if self._alone and "input_value=" in cleared:  # pydantic: the field, then what it was given
             cleared = _INPUT_VALUE.sub(r"\1[redacted:input]", cleared)
-        alone = line.strip(_MARKS + "\r\n")
+        alone = line.strip(MARKS + "\r\n")
         self._alone = says_secret(alone) is Says.STRONG if _ALONE.fullmatch(alone) else False
         if self._netrc:
             self._netrc -= 1
             if self._netrc_below and (word := _ONE_WORD.match(cleared)):
                 cleared = f"{word['before']}[redacted:netrc-password]{cleared[word.end() :]}"
-            self._netrc_below = line.strip(_MARKS + "\r\n") in ("password", "passwd")
+            self._netrc_below = line.strip(MARKS + "\r\n") in ("password", "passwd")
             cleared = _NETRC_SECRET.sub(r"\g<before>[redacted:netrc-password]", cleared)
         elif (
             "pass" in line
@@ -432,7 +412,7 @@ class OpenNames:
         return cleared
 
     def _below(self, line: str, cleared: str, program: bool) -> str:
-        payload_at = _indent(line)
+        payload_at = indent(line)
         payload = line[payload_at:].strip()
         if not payload:
             self._left -= 1
@@ -474,7 +454,7 @@ class OpenNames:
         tail = line[-300:].rstrip()
         if not has_stem(tail.lower()):
             return
-        if found := _ASKED.match(tail.lstrip(_MARKS)) or _FORM.search(tail):
+        if found := _ASKED.match(tail.lstrip(MARKS)) or _FORM.search(tail):
             self._name, self._says = found["name"].strip("[]"), says_secret(found["name"].strip("[]"))
             self._left = 0 if self._says is Says.NOTHING else 3
             self._indent, self._config, self._block, self._quoted, self._brace = -1, True, False, False, False
@@ -492,8 +472,8 @@ class OpenNames:
             return
         if found["tag"] is not None and f"<{name}" not in tail and not re.search(rf"<[\w:.-]*{re.escape(name)}", tail):
             return
-        self._name, self._says, self._indent = name, says, _indent(line)
-        before = line[: len(line.rstrip()) - len(tail) + found.start()].strip(_MARKS + "\"'`<{[(?!")
+        self._name, self._says, self._indent = name, says, indent(line)
+        before = line[: len(line.rstrip()) - len(tail) + found.start()].strip(MARKS + "\"'`<{[(?!")
         self._config = (
             before in ("", "export", "set", "declare", "local", "readonly", "env", "let", "const", "var")
             or bool(opening)
@@ -511,5 +491,5 @@ def stamps(line: str) -> int:
     return found.end() if found else 0
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(_MARKS))
+def indent(line: str) -> int:
+    return len(line) - len(line.lstrip(MARKS))

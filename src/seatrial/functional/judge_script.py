@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.bisect.run_failures import MACHINE
+from seatrial.bisect.run_failures import machine_failures
 from seatrial.checks.log_lines import finite, read_facts
 from seatrial.checks.training_run import COMMON, Findings, examine
 from seatrial.core.errors import UserError
@@ -228,7 +228,7 @@ def _failed(planned: PlannedScript, ran: ScriptRun, found: Diagnosis) -> tuple[V
         "stalled": f"said nothing for {planned.stall:g} minutes, and was ended",
     }.get(ran.ended, f"exit {ran.exit_code}")
     # Triage also blocks for data or configuration, which a change may have broken: only the machine takes the blame from it.
-    blocked = found.signature in MACHINE and found.verdict is Verdict.BLOCKED
+    blocked = found.signature in machine_failures() and found.verdict is Verdict.BLOCKED
     cause = f": {one_line(found.cause)}" if found.cause else ""
     return (Verdict.BLOCKED if blocked else Verdict.FAIL), found.boundary, f"{told}{cause}"
 

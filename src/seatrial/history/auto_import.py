@@ -11,9 +11,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.guarded import is_file
 
 VARIABLE, OFF = "SEATRIAL_HISTORY", "off"
 
@@ -22,9 +23,7 @@ def is_off(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get(VARIABLE, "").lower() == OFF
 
 
-CONFIG, SECTION = "seatrial.toml", "history"
 TRUSTED = ("main", "master", "release/*")
-_KEYS = ("store", "trusted")
 
 
 class HistorySettings(NamedTuple):
@@ -36,35 +35,15 @@ class HistorySettings(NamedTuple):
 
 def history_settings(start: Path) -> HistorySettings:
     """The section that holds for `start`; defaults where there is none."""
-    file = next((folder / CONFIG for folder in (start.absolute(), *start.absolute().parents) if (folder / CONFIG).is_file()), None)
+    file = next(
+        (folder / "seatrial.toml" for folder in (start.absolute(), *start.absolute().parents) if is_file(folder / "seatrial.toml")), None
+    )
     if file is None:
         return HistorySettings()
-    from seatrial.core.guarded import parse_toml
+    from seatrial.core.config import load
 
-    try:
-        section = parse_toml(file.read_text(encoding="utf-8")).get(SECTION, {})
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: {error}", "correct the file") from error
-    return _read(file, section)
-
-
-def _read(file: Path, section: Any) -> HistorySettings:
-    if not isinstance(section, dict):
-        raise UserError(f"{file}: {SECTION} is not a table", f"write [{SECTION}]")
-    for key in section:
-        if key not in _KEYS:
-            import difflib
-
-            close = difflib.get_close_matches(key, _KEYS, n=1)
-            raise UserError(
-                f"{file}: unknown key {SECTION}.{key}", f"did you mean {close[0]}?" if close else f"known keys: {', '.join(_KEYS)}"
-            )
-    store, trusted = section.get("store"), section.get("trusted", list(TRUSTED))
-    if store is not None and (not isinstance(store, str) or not store):
-        raise UserError(f"{file}: {SECTION}.store: {store!r} is no path", 'write store = "history.sqlite"')
-    if not isinstance(trusted, list) or not all(isinstance(one, str) and one for one in trusted):
-        raise UserError(f"{file}: {SECTION}.trusted: {trusted!r} is no list of branches", 'write trusted = ["main", "release/*"]')
-    return HistorySettings(file.parent / Path(store).expanduser() if store else None, tuple(trusted))
+    section = load(file).config.history
+    return HistorySettings(file.parent / Path(section.store).expanduser() if section.store else None, tuple(section.trusted))
 
 
 def store_path(asked: Path | None, found: HistorySettings, environment: Mapping[str, str] = os.environ) -> Path:

@@ -14,38 +14,71 @@ import re
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from seatrial.core.errors import UserError
 from seatrial.core.files import number_to_json
+from seatrial.core.guarded import as_float
 from seatrial.core.records import CheckResult
 from seatrial.core.series import Metrics, Series
 from seatrial.core.verdict import Boundary
 from seatrial.metrics.readings import number
 from seatrial.metrics.stats import t_pvalue
 
-# Functions of a series: the parameters behind it, and how many of them must be given.
-FUNCTIONS: dict[str, tuple[tuple[str, ...], int]] = {
-    "min": ((), 0),
-    "max": ((), 0),
-    "len": ((), 0),
-    "mean": (("range_start", "range_end", "ignore_top_p"), 0),
-    "median": (("range_start", "range_end"), 0),
-    "ratio_above": (("threshold",), 1),
-    "std": ((), 0),
-    "t_pvalue": ((), 0),
-    "all_finite": ((), 0),
+Value = float | str
+Values = tuple[float, ...]
+
+
+class Function(NamedTuple):
+    """A function of a series."""
+
+    compute: Callable[[Values, Mapping[str, float]], float]
+    parameters: tuple[str, ...] = ()
+    required: int = 0
+    """How many of them must be given."""
+
+
+FUNCTIONS = {
+    "min": Function(lambda values, _: min(values)),
+    "max": Function(lambda values, _: max(values)),
+    "len": Function(lambda values, _: float(len(values))),
+    "mean": Function(
+        lambda values, given: statistics.mean(_without_top(values, given.get("ignore_top_p", 0.0))),
+        ("range_start", "range_end", "ignore_top_p"),
+    ),
+    "median": Function(lambda values, _: statistics.median(values), ("range_start", "range_end")),
+    "ratio_above": Function(
+        lambda values, given: sum(value >= given["threshold"] for value in values) / len(values), ("threshold",), required=1
+    ),
+    "std": Function(lambda values, _: statistics.stdev(values)),
+    "t_pvalue": Function(lambda values, _: t_pvalue(values)),
+    "all_finite": Function(lambda values, _: float(len(values))),
 }
-COMPARISONS: dict[type[ast.cmpop], str] = {
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
+
+
+class Comparison(NamedTuple):
+    """A comparison, as it is written, and with its sides swapped."""
+
+    symbol: str
+    swapped: str
+    holds: Callable[[Any, Any], bool]
+
+
+COMPARISONS: dict[type[ast.cmpop], Comparison] = {
+    ast.Lt: Comparison("<", ">", operator.lt),
+    ast.LtE: Comparison("<=", ">=", operator.le),
+    ast.Gt: Comparison(">", "<", operator.gt),
+    ast.GtE: Comparison(">=", "<=", operator.ge),
+    ast.Eq: Comparison("==", "==", operator.eq),
+    ast.NotEq: Comparison("!=", "!=", operator.ne),
 }
 _MEMBERSHIP = (ast.In, ast.NotIn)
-_ALLOWED_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
+_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _LONGEST = 2000
 _DEEPEST = 40
 
@@ -151,10 +184,13 @@ class _Validator:
         if depth > _DEEPEST:
             self.refuse(node, "the check is nested too deeply")
         if isinstance(node, ast.Constant):
-            self.number(node)
+            if not isinstance(node.value, int | float):
+                self.refuse(node, "only a number can stand here")
+            if not math.isfinite(as_float(node.value)):
+                self.refuse(node, "the number is too large")
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             self.quantity(node.operand, depth + 1)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, _ALLOWED_ARITHMETIC):
+        elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
             self.quantity(node.left, depth + 1)
             self.quantity(node.right, depth + 1)
         elif isinstance(node, ast.Call) and not is_predicate(node):
@@ -167,21 +203,9 @@ class _Validator:
     def unsupported(self, node: ast.expr) -> NoReturn:
         if isinstance(node, ast.Name):
             self.refuse(node, 'data needs a tag: data["train/loss"]' if node.id == "data" else f"unknown name {node.id!r}")
-        if isinstance(node, ast.Attribute):
-            self.refuse(node, "attributes are not supported")
         if isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Call):
             self.refuse(node, "a condition cannot stand inside a quantity")
         self.refuse(node, f"{type(node).__name__} is not supported")
-
-    def number(self, node: ast.Constant) -> None:
-        if not isinstance(node.value, int | float):
-            self.refuse(node, "only a number can stand here")
-        try:
-            finite = math.isfinite(node.value)
-        except OverflowError:
-            finite = False
-        if not finite:
-            self.refuse(node, "the number is too large")
 
     def subscript(self, node: ast.Subscript) -> None:
         """`data["tag"]` or `data["tag"]["step"]`."""
@@ -221,7 +245,7 @@ class _Validator:
 
     def arguments(self, node: ast.Call, name: str) -> None:
         """The numbers behind the series."""
-        parameters, required = FUNCTIONS[name]
+        parameters, required = FUNCTIONS[name].parameters, FUNCTIONS[name].required
         values = node.args[1:]
         if len(values) > len(parameters):
             self.refuse(values[len(parameters)], f"{name} takes a series{''.join(f', {name}' for name in parameters)} and nothing else")
@@ -295,10 +319,10 @@ def apply(name: str, series: Series, arguments: Mapping[str, float]) -> tuple[fl
     """The value of one function over a series, and the steps whose points it used."""
     if not series.steps:
         raise Miss(f"{series.tag} has no points")
-    used = _window(series, arguments) if name in ("mean", "median") else series
+    used = _window(series, arguments) if "range_start" in FUNCTIONS[name].parameters else series
     require_finite(used)
     try:
-        return _value(name, used.values, arguments), used.steps
+        return FUNCTIONS[name].compute(used.values, arguments), used.steps
     except (ValueError, ArithmeticError) as error:
         raise Miss(f"{name} of {series.tag}: {error}") from error
 
@@ -328,27 +352,6 @@ def describe(steps: tuple[int, ...]) -> str:
     return f"step{'s' if len(steps) > 1 else ''} {shown}"
 
 
-def _value(name: str, values: tuple[float, ...], arguments: Mapping[str, float]) -> float:
-    match name:
-        case "min":
-            return min(values)
-        case "max":
-            return max(values)
-        case "len" | "all_finite":
-            return float(len(values))
-        case "mean":
-            return statistics.mean(_without_top(values, arguments.get("ignore_top_p", 0.0)))
-        case "median":
-            return statistics.median(values)
-        case "ratio_above":
-            return sum(value >= arguments["threshold"] for value in values) / len(values)
-        case "std":
-            return statistics.stdev(values)
-        case "t_pvalue":
-            return t_pvalue(values)
-    raise AssertionError(f"no function {name}")
-
-
 def _without_top(values: tuple[float, ...], share: float) -> tuple[float, ...]:
     """The values without the highest `share` of them; at least one stays."""
     if share <= 0:
@@ -356,23 +359,6 @@ def _without_top(values: tuple[float, ...], share: float) -> tuple[float, ...]:
     return tuple(sorted(values)[: max(1, int(len(values) * (1.0 - share)))])
 
 
-Value = float | str
-
-_COMPARE: dict[str, Callable[[Value, Value], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
-_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
-_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 _STEP = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -430,7 +416,6 @@ class _Evaluation:
         self.metrics = metrics
         self.used: set[int] = set()
         self.read: list[str] = []
-        """The series that were read, in order."""
         self.missing: set[int] = set()
         self.misses: list[str] = []
         self.flags = False
@@ -475,7 +460,7 @@ class _Evaluation:
         for op, left, right in zip(node.ops, values, values[1:], strict=False):
             if isinstance(left, str) is not isinstance(right, str):
                 raise Miss(f"text cannot be compared with a number: {left!r} and {right!r}")
-            passed = passed and _COMPARE[COMPARISONS[type(op)]](left, right)
+            passed = passed and COMPARISONS[type(op)].holds(left, right)
         return _Outcome(passed, values[_measured(operands)], self.threshold(node, values))
 
     def threshold(self, node: ast.Compare, values: list[Value] | None = None) -> str:
@@ -488,13 +473,13 @@ class _Evaluation:
             for index, operand in enumerate(operands):
                 if not isinstance(operand, ast.Constant) and literal(operand) is None:
                     texts[index] += f" (= {_show(values[index])})"
-        symbols = [COMPARISONS[type(op)] for op in node.ops]
+        kinds = [COMPARISONS[type(op)] for op in node.ops]
         measured = _measured(operands)
-        parts = [f"{left} {symbol} {right}" for left, symbol, right in zip(texts, symbols, texts[1:], strict=False)]
+        parts = [f"{left} {kind.symbol} {right}" for left, kind, right in zip(texts, kinds, texts[1:], strict=False)]
         if measured > 0:
-            parts[measured - 1] = f"{_MIRRORED[symbols[measured - 1]]} {texts[measured - 1]}"
-        if measured < len(symbols):
-            parts[measured] = f"{symbols[measured]} {texts[measured + 1]}"
+            parts[measured - 1] = f"{kinds[measured - 1].swapped} {texts[measured - 1]}"
+        if measured < len(kinds):
+            parts[measured] = f"{kinds[measured].symbol} {texts[measured + 1]}"
         return " and ".join(parts)
 
     def quantity(self, node: ast.expr) -> Value:
@@ -529,8 +514,10 @@ class _Evaluation:
         assert isinstance(node.func, ast.Name)
         if node.func.id == "abs":
             return abs(self.number(node.args[0]))
-        parameters, _ = FUNCTIONS[node.func.id]
-        given = [*zip(parameters, node.args[1:], strict=False), *((keyword.arg or "", keyword.value) for keyword in node.keywords)]
+        given = [
+            *zip(FUNCTIONS[node.func.id].parameters, node.args[1:], strict=False),
+            *((keyword.arg or "", keyword.value) for keyword in node.keywords),
+        ]
         arguments = {name: self.number(argument) for name, argument in given}
         value, steps = apply(node.func.id, self.series(_key(node.args[0])), arguments)
         self.used.update(steps)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def read_jsonl(path: Path) -> FileReading | None:
         if not line.strip():
             continue
         try:
-            rows.add(f"line {index}", _load(line))
+            rows.add(f"line {index}", *_load(line))
         except BadValue as error:
             # What is written completely ends with a newline.
             rows.damaged(f"line {index}", _not_json(error) if whole else "the last line is torn")
@@ -41,14 +41,14 @@ def read_jsonl(path: Path) -> FileReading | None:
 def read_json_metrics(path: Path) -> FileReading | None:
     """The metrics.json schema, a list of rows, or a trainer's state, told apart by content."""
     try:
-        content = _load(read_text(path))
+        value, twice = _load(read_text(path))
     except BadValue as error:
         if path.name not in ("metrics.json", "trainer_state.json"):
             return None
         what = f"{_not_json(error)}: torn, or still being written" if error.where else _not_json(error)
         return FileReading(damage=[Damage(str(path), error.where or "the whole file", 0, what)])
-    duplicates = [Damage(str(path), f"key {key!r}", 1, "the key occurs twice") for key in content.duplicates]
-    reading = _reading(str(path), content.value)
+    duplicates = [Damage(str(path), f"key {key!r}", 1, "the key occurs twice") for key in twice]
+    reading = _reading(str(path), value)
     if reading is not None:
         reading.damage.extend(duplicates)
     return reading
@@ -66,28 +66,23 @@ def _reading(path: str, data: Any) -> FileReading | None:
         history = data.get("log_history")
         if not isinstance(history, list):
             return _tables(path, data)
-        reading = _trainer_state(path, history)
-        return _agreeing(path, data.get("global_step"), reading)
+        reading, reached = _trainer_state(path, history), data.get("global_step")
+        last = max((max(points.steps) for points in reading.points.values() if points.steps), default=0)
+        if isinstance(reached, int) and last > reached:
+            reading.damage.append(Damage(path, "global_step", 1, f"says {reached}, but step {last} was logged"))
+        return reading
     if not isinstance(data, list):
         return None
     rows = _Rows(path)
     for index, row in enumerate(data, start=1):
-        rows.add(f"row {index}", _Content(row, []))
+        rows.add(f"row {index}", row)
     return rows.reading() if rows.metrics_seen else None
 
 
-class _Content:
-    """Parsed JSON, and the keys that stood twice in one of its objects."""
-
-    def __init__(self, value: Any, duplicates: list[str]) -> None:
-        self.value = value
-        self.duplicates = duplicates
-
-
-def _load(text: str) -> _Content:
-    """Parse JSON. Python's parser would keep the last of two equal keys without a word."""
-    duplicates: list[str] = []
-    return _Content(parse_json(text, twice=duplicates.append), duplicates)
+def _load(text: str) -> tuple[Any, list[str]]:
+    """Parsed JSON, and the keys that stand twice in one of its objects."""
+    twice: list[str] = []
+    return parse_json(text, twice=twice.append), twice
 
 
 class _Rows:
@@ -103,13 +98,12 @@ class _Rows:
     def damaged(self, where: str, what: str) -> None:
         self._reading.damage.append(Damage(self.path, where, 1, what))
 
-    def add(self, where: str, content: _Content) -> None:
-        """One row."""
-        row = content.value
+    def add(self, where: str, row: Any, twice: Sequence[str] = ()) -> None:
+        """One row, with the keys that stand twice in it."""
         if not isinstance(row, dict):
             self.damaged(where, "not an object")
             return
-        for key in content.duplicates:
+        for key in twice:
             self.damaged(where, f"the key {key!r} occurs twice")
         step = step_number(row.get("step"))
         if step is None:
@@ -153,14 +147,6 @@ def _holds_no_number(value: Any) -> bool:
     if isinstance(value, dict | list):
         return any(map(_holds_no_number, value.values() if isinstance(value, dict) else value))
     return isinstance(value, float) and not math.isfinite(value)
-
-
-def _agreeing(path: str, reached: Any, reading: FileReading) -> FileReading:
-    """A state that logged steps beyond the one it says it reached contradicts itself."""
-    last = max((max(points.steps) for points in reading.points.values() if points.steps), default=0)
-    if isinstance(reached, int) and last > reached:
-        reading.damage.append(Damage(path, "global_step", 1, f"says {reached}, but step {last} was logged"))
-    return reading
 
 
 def _trainer_state(path: str, history: list[Any]) -> FileReading:

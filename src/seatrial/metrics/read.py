@@ -18,6 +18,7 @@ from typing import NoReturn
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import real_path
 from seatrial.core.series import Metrics
+from seatrial.core.text import first_few
 from seatrial.metrics.json_files import read_json_metrics, read_jsonl
 from seatrial.metrics.readings import FileReading, Merger, same
 from seatrial.metrics.tensorboard import read_events
@@ -50,10 +51,10 @@ def different_runs(sources: Sequence[MetricSource]) -> list[Path]:
     homes: dict[Path, list[MetricSource]] = {}
     for source in sources:
         homes.setdefault(_home(source.file), []).append(source)
-    merged = {home: _Run(home, tuple(files), _merged_run(files)) for home, files in homes.items()}
+    merged = {home: _Run(home, tuple(files), _merged(files)) for home, files in homes.items()}
     apart = {run.home for one, other in _pairs([*merged.values()]) if _apart(one, other, homes) for run in (one, other)}
     for home, files in homes.items():
-        each = [_Run(home, (file,), _merged_run([file])) for file in files]
+        each = [_Run(home, (file,), _merged([file])) for file in files]
         inside = {run.files[0].file for one, other in _pairs(each) if _restarted(one, other) for run in (one, other)}
         if inside:
             apart = (apart - {home}) | inside
@@ -129,13 +130,6 @@ def _shared(left: Metrics, right: Metrics) -> tuple[bool, bool]:
     return found, True
 
 
-def _merged_run(sources: Sequence[MetricSource]) -> Metrics:
-    merger = Merger()
-    for source in sources:
-        merger.add(source.reading, str(source.file))
-    return merger.metrics()
-
-
 ALSO = "name further files of one run with --also"
 _SHOWN = 6
 _KINDS = "events*tfevents*, *.jsonl, metrics.json, trainer_state.json"
@@ -161,8 +155,7 @@ def read_run(paths: Sequence[Path]) -> Metrics:
         several = different_runs(found) if path.is_dir() else []
         if several:
             names = [str(one.relative_to(path)) if one != path else "the directory itself" for one in several]
-            more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            message = f"{path}: holds the metrics of {len(names)} runs: {', '.join(names[:_SHOWN])}{more}"
+            message = f"{path}: holds the metrics of {len(names)} runs: {first_few(names, _SHOWN, ', and ')}"
             raise UserError(message, f"give the path of one of them, such as {several[0]}; {ALSO}")
     return _merged([source for _, found in sources for source in found])
 
@@ -188,16 +181,12 @@ def _sources(paths: Sequence[Path]) -> list[tuple[Path, list[MetricSource]]]:
             if reading is not None:
                 seen.add(real_path(file))
                 found.append(MetricSource(file, kind, reading))
+        if not found and not known and path.is_dir():
+            raise UserError(f"{path}: the directory holds no metrics", f"give the directory that the loop logs to; known files: {_KINDS}")
         if not found and not known:
-            _refuse(path)
+            raise UserError(f"{path}: the file holds no metrics", f'give one of {_KINDS}; a row of JSONL is {{"step": 1, "loss": 0.5}}')
         made.append((path, found))
     return made
-
-
-def _refuse(path: Path) -> NoReturn:
-    if path.is_dir():
-        raise UserError(f"{path}: the directory holds no metrics", f"give the directory that the loop logs to; known files: {_KINDS}")
-    raise UserError(f"{path}: the file holds no metrics", f'give one of {_KINDS}; a row of JSONL is {{"step": 1, "loss": 0.5}}')
 
 
 def _files(path: Path) -> list[tuple[Path, SourceKind]]:

@@ -126,7 +126,9 @@ class Merger:
             self._damage.append(Damage(", ".join(self._sources), f"tag {tag!r}", 1, what))
             del self._scalars[tag]
         return Metrics(
-            series={tag: _series(tag, table) for tag, table in self._series.items()},
+            series={
+                tag: Series(tag, steps := tuple(sorted(table)), tuple([table[at] for at in steps])) for tag, table in self._series.items()
+            },
             scalars=self._scalars,
             damage=tuple(self._damage),
             words=self._words,

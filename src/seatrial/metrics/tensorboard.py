@@ -64,11 +64,9 @@ def crc32c_many(messages: list[bytes]) -> list[int]:
 
 
 @cache
-def _contribution(distance: int) -> tuple[bytes, bytes, bytes, bytes]:
+def _contribution(distance: int) -> tuple[bytes, ...]:
     """For each of the four bytes of a checksum: what a byte contributes that stands `distance` bytes before the end."""
-    table = _states(distance)
-    first, second, third, fourth = (bytes((state >> shift) & 255 for state in table) for shift in (0, 8, 16, 24))
-    return first, second, third, fourth
+    return tuple(bytes((state >> shift) & 255 for state in _states(distance)) for shift in (0, 8, 16, 24))
 
 
 @cache
@@ -134,22 +132,19 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         position = end
 
 
-def integers(value: int | bytes) -> list[int]:
-    """A repeated integer field, packed or not."""
+def _numbers(code: str, value: int | bytes) -> list[float] | list[int]:
+    """A repeated field, packed or not: floats (`f`), doubles (`d`), or integers of any kind."""
+    if code in "fd":
+        if isinstance(value, int) or len(value) % struct.calcsize(code):
+            raise MalformedError("a list of numbers is cut off")
+        return [number for (number,) in struct.iter_unpack(f"<{code}", value)]
     if isinstance(value, int):
         return [signed(value)]
-    found, position = [], 0
+    found, position = list[int](), 0
     while position < len(value):
         number, position = varint(value, position)
         found.append(signed(number))
     return found
-
-
-def floats(value: int | bytes, code: str) -> list[float]:
-    """A repeated float (`f`) or double (`d`) field, packed or not."""
-    if isinstance(value, int) or len(value) % struct.calcsize(code):
-        raise MalformedError("a list of numbers is cut off")
-    return [number for (number,) in struct.iter_unpack(f"<{code}", value)]
 
 
 _HALF, _BFLOAT16, _UINT64 = 19, 14, 23
@@ -211,10 +206,6 @@ def _elements(shape: bytes) -> int:
             sizes = [size for inner, _, size in fields(dimension) if inner == 1 and isinstance(size, int)]
             product *= sizes[-1] if sizes else 0
     return product
-
-
-def _numbers(code: str, value: int | bytes) -> list[float] | list[int]:
-    return floats(value, code) if code in "fd" else integers(value)
 
 
 def _widen(dtype: int, number: float) -> float:

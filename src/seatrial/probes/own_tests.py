@@ -34,7 +34,7 @@ from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import read_model, read_text, write_json
 from seatrial.core.guarded import real_path
 from seatrial.core.records import Record, RepoState
-from seatrial.core.text import generic
+from seatrial.core.text import failure_identity
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.evidence.git import commit_of, tree_of
 from seatrial.evidence.redact import Redactor
@@ -304,7 +304,7 @@ def _kind(case: JUnitCase, now: Mapping[str, JUnitCase], before: Mapping[str, JU
         return "real", "it passed at the base"
     if lost := [name for name in unseen(now, before or {}) if name.startswith((f"{case.name}.", f"{case.name}::"))]:
         return "real", f"{len(lost)} tests of this file passed at the base"
-    same = old is not None and old.outcome in ("failed", "error") and generic(old.message) == generic(case.message)
+    same = old is not None and old.outcome in ("failed", "error") and failure_identity(old.message) == failure_identity(case.message)
     need = lacking(case.message, own)
     if need is not None and (same or not need.ambiguous):
         return "not run", f"needs {need.part} ({need.id})"

@@ -22,7 +22,6 @@ from seatrial.checks.probe_refit import JudgedRefitProbe, RefitLine, RefitProbe,
 from seatrial.checks.refit_facts import Rows, typed
 from seatrial.checks.refit_judge import whole
 from seatrial.core.errors import BlockedError, UserError
-from seatrial.core.files import write_text
 from seatrial.core.guarded import parse_json
 from seatrial.core.records import CheckResult, replace
 from seatrial.core.text import number, one_line
@@ -328,9 +327,3 @@ def schemas() -> dict[str, str]:
         "probe-refit.schema.json": schema_text("probe-refit", RefitProbe),
         "probe-bridge.schema.json": schema_text("probe-bridge", BridgeProbe),
     }
-
-
-def write_schemas(directory: Path = DIRECTORY) -> None:
-    """Write the shipped schemas anew, after a change of the types."""
-    for name, text in schemas().items():
-        write_text(directory / name, text)

@@ -23,7 +23,6 @@ from seatrial.core.records import (
     Baseline,
     BitComparison,
     Deliverable,
-    EnvironmentRecord,
     LevelResult,
     Record,
     Report,
@@ -33,7 +32,7 @@ from seatrial.core.records import (
 )
 from seatrial.core.series import Metrics
 from seatrial.core.specs import Level
-from seatrial.core.text import unique
+from seatrial.core.text import first_few, unique
 from seatrial.core.verdict import Boundary, Verdict, worst
 from seatrial.report.ci import junit_xml
 from seatrial.report.html import report_html
@@ -54,20 +53,16 @@ from seatrial.report.outcomes import (
 from seatrial.triage.advice import Situation, advise
 
 _KEY_PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "peft",
-    "datasets",
-    "vllm",
-    "sglang",
-    "ray",
-    "megatron-core",
-    "megatron-bridge",
-    "deepspeed",
-    "numpy",
+    *("torch", "transformers", "accelerate", "peft", "datasets", "vllm", "sglang", "ray"),
+    *("megatron-core", "megatron-bridge", "deepspeed", "numpy"),
 )
 _SHOWN_PATHS = 20
+_TODO = {
+    Verdict.FAIL: "find the cause in {}/run.log",
+    Verdict.BLOCKED: "remove what blocks them, then resume the trial",
+    Verdict.SKIPPED: "run the tests of that repository by hand",
+}
+"""About tests before the levels that did not pass."""
 
 
 def evidence(trial: Trial, levels: Sequence[LevelOutcome]) -> tuple[str, ...]:
@@ -99,7 +94,7 @@ def limitations(trial: Trial, levels: Sequence[LevelOutcome]) -> tuple[str, ...]
     noise = [(o.number, text) for o in levels if o.result and o.result.diagnosis for text in o.result.diagnosis.noise]
     lines += _by_level((level, f"residual log noise: {text}") for level, text in noise)
     if trial.plan.unmatched:
-        lines.append(f"no level names these changed paths, the default levels stand in for them: {_some(trial.plan.unmatched)}")
+        lines.append(f"no level names these changed paths, the default levels stand in for them: {_paths(trial.plan.unmatched)}")
     located = {(proof.package, proof.process) for proof in trial.imports if proof.expected and proof.method == "found"}
     located -= {(proof.package, proof.process) for proof in trial.imports if proof.method == "imported"}
     for package in sorted({package for package, _ in located}):
@@ -114,7 +109,12 @@ def limitations(trial: Trial, levels: Sequence[LevelOutcome]) -> tuple[str, ...]
     if trial.baseline is not None:
         lines += [f"{'base' if trial.baseline.origin == 'base' else 'baseline'}: {note}" for note in trial.baseline.notes]
         lines += _bit_limits(trial)
-    lines += _environment_limits(trial.environment)
+    if trial.environment is None:
+        lines.append("the environment was not recorded")
+    elif not trial.environment.lock:
+        lines.append("the environment was not built from a lock; another machine may hold other packages")
+    if trial.environment is not None and not trial.environment.gpus:
+        lines.append("no GPU was used; nothing here covers GPU kernels, memory or communication")
     lines += [altered_words(trial.alterations, _SHOWN_PATHS)] if trial.alterations else []
     return unique(lines)
 
@@ -123,9 +123,8 @@ def _bit_limits(trial: Trial) -> list[str]:
     """What a bit comparison does not show."""
     bits = trial.baseline.bits if trial.baseline else ()
     alone = [str(one.level) for one in bits if one.sources == ("metrics",)]
-    lines = (
-        [f"level {', '.join(alone)}: only logged metrics were compared with the base: what moves none of them is not seen"] if alone else []
-    )
+    told = f"level {', '.join(alone)}: only logged metrics were compared with the base: what moves none of them is not seen"
+    lines = [told] if alone else []
     differs = any(one.outcome == "differs" for one in bits)
     if differs and trial.environment and trial.environment.gpus:
         lines.append("a run on a GPU is not known to repeat bit by bit: a difference from the base may be the machine's")
@@ -144,7 +143,8 @@ def follow_ups(trial: Trial, levels: Sequence[LevelOutcome]) -> tuple[str, ...]:
     lines += _by_level((o.number, f"known issue {text}") for o in levels if o.result for text in known_issues(trial, o.result))
     lines += _pre_existing(trial, levels)
     waiting = bool(stoppers(trial))
-    lines += [] if waiting else _of_sides(trial)
+    for side in () if waiting else trial.sides:
+        lines += [f"{side.name}: {_TODO[side.verdict].format(side.directory)}"] if side.verdict in _TODO else []
     for outcome in levels:
         told = outcome.result is not None and (outcome.result.follow_ups or (outcome.result.diagnosis and outcome.result.diagnosis.advice))
         if outcome.verdict is Verdict.SKIPPED and trial.status == "done":
@@ -156,16 +156,6 @@ def follow_ups(trial: Trial, levels: Sequence[LevelOutcome]) -> tuple[str, ...]:
     elif trial.status != "done":
         lines.append("resume the trial, or run it again")
     return unique(lines)
-
-
-def _of_sides(trial: Trial) -> list[str]:
-    """What to do about tests before the levels that did not pass."""
-    todo = {
-        Verdict.FAIL: "find the cause in {}/run.log",
-        Verdict.BLOCKED: "remove what blocks them, then resume the trial",
-        Verdict.SKIPPED: "run the tests of that repository by hand",
-    }
-    return [f"{side.name}: {todo[side.verdict].format(side.directory)}" for side in trial.sides if side.verdict in todo]
 
 
 def _pre_existing(trial: Trial, levels: Sequence[LevelOutcome]) -> list[str]:
@@ -200,8 +190,12 @@ def _next_step(outcome: LevelOutcome, trial: Trial) -> list[str]:
     return [f"level {outcome.number}: {text}" for text in advise(situation)]
 
 
+def _paths(paths: Sequence[str]) -> str:
+    return first_few(paths, _SHOWN_PATHS, ", and ")
+
+
 def _repository(repo: RepoState) -> str:
-    state = "clean" if not repo.dirty else f"dirty: {_some(repo.dirty)}" + (f" (patch: {repo.patch})" if repo.patch else "")
+    state = "clean" if not repo.dirty else f"dirty: {_paths(repo.dirty)}" + (f" (patch: {repo.patch})" if repo.patch else "")
     modules = ", ".join(f"{module.path} at {module.commit}" for module in repo.submodules)
     where = repo.branch or "detached HEAD"
     return f"{repo.name} repo: {repo.commit} ({where}), {state}" + (f"; submodules: {modules}" if modules else "")
@@ -236,13 +230,6 @@ def _environment(trial: Trial) -> str:
     )
 
 
-def _environment_limits(environment: EnvironmentRecord | None) -> list[str]:
-    if environment is None:
-        return ["the environment was not recorded"]
-    lines = [] if environment.lock else ["the environment was not built from a lock; another machine may hold other packages"]
-    return lines if environment.gpus else [*lines, "no GPU was used; nothing here covers GPU kernels, memory or communication"]
-
-
 def _key_lines(result: LevelResult) -> list[str]:
     lines = list(result.key_lines)
     if result.diagnosis is not None and result.diagnosis.cause:
@@ -273,20 +260,17 @@ def _by_level(texts: Iterable[tuple[int, str]]) -> list[str]:
     return [f"level {', '.join(map(str, dict.fromkeys(numbers)))}: {text}" for text, numbers in levels.items() if text.strip()]
 
 
-def _some(paths: Sequence[str]) -> str:
-    more = f", and {len(paths) - _SHOWN_PATHS} more" if len(paths) > _SHOWN_PATHS else ""
-    return ", ".join(paths[:_SHOWN_PATHS]) + more
-
-
 def build_report(trial: Trial, loop_title: str, run_dir: Path, ladder: Sequence[Level]) -> Report:
     """The report of `trial` as it stands; `ladder` is every level of its loop."""
     levels = outcomes(trial)
+    names = ", ".join(outcome.label for outcome in levels) or "no level"
+    arguments = f"; loop arguments: {' '.join(trial.plan.arguments)}" if trial.plan.arguments else ""
     lines = deliverables(trial, loop_title, run_dir, ladder, levels)
     result = worst([trial.verdict or Verdict.BLOCKED, *(verdict for _, verdict in requested(lines))])
     return Report(
         result=result,
         answer=_answer(trial, result, levels, lines),
-        requested_coverage=_coverage(trial, loop_title, levels),
+        requested_coverage=f"{loop_title} {names}{arguments}",
         model=trial.plan.model,
         deliverables=lines,
         evidence=evidence(trial, levels),
@@ -294,12 +278,6 @@ def build_report(trial: Trial, loop_title: str, run_dir: Path, ladder: Sequence[
         follow_ups=follow_ups(trial, levels),
         trial=replace(trial, seal=""),  # it seals trial.json alone
     )
-
-
-def _coverage(trial: Trial, loop_title: str, levels: Sequence[LevelOutcome]) -> str:
-    names = ", ".join(outcome.label for outcome in levels) or "no level"
-    arguments = f"; loop arguments: {' '.join(trial.plan.arguments)}" if trial.plan.arguments else ""
-    return f"{loop_title} {names}{arguments}"
 
 
 def _answer(trial: Trial, result: Verdict, levels: Sequence[LevelOutcome], lines: Sequence[Deliverable]) -> str:
@@ -390,12 +368,6 @@ _KINDS: dict[str, type[Record]] = {"report": Report, "trial": Trial}
 def schemas() -> dict[str, str]:
     """The text of every shipped schema, by file name."""
     return {f"{name}.schema.json": schema_text(name, kind, version=TRIAL_VERSION) for name, kind in _KINDS.items()}
-
-
-def write_schemas(directory: Path = DIRECTORY) -> None:
-    """Write the shipped schemas anew, after a change of the types."""
-    for name, text in schemas().items():
-        write_text(directory / name, text)
 
 
 def schema_text(

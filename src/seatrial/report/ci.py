@@ -59,15 +59,10 @@ def add_checks(suite: ET.Element, classname: str, checks: Iterable[CheckResult],
         case = add_case(suite, classname, check.name, 0)
         if not check.passed:
             missed = Verdict.BLOCKED if verdict is Verdict.BLOCKED else Verdict.FAIL
-            put_verdict(case, missed, check.boundary, check.message or check_words(check), check_detail(check))
-
-
-def check_detail(check: CheckResult) -> str:
-    """All that a check says."""
-    lines = [check_words(check), check.message]
-    lines += [f"steps used: {ranges(check.steps)}"] if check.steps else []
-    lines += [f"steps without a finite point: {ranges(check.missing)}"] if check.missing else []
-    return "\n".join(line for line in lines if line)
+            lines = [check_words(check), check.message]
+            lines += [f"steps used: {ranges(check.steps)}"] if check.steps else []
+            lines += [f"steps without a finite point: {ranges(check.missing)}"] if check.missing else []
+            put_verdict(case, missed, check.boundary, check.message or lines[0], "\n".join(filter(None, lines)))
 
 
 def document(suite: ET.Element, seconds: float) -> str:
@@ -128,19 +123,10 @@ def _properties(suite: ET.Element, report: Report) -> None:
 def _level(suite: ET.Element, prefix: str, outcome: LevelOutcome) -> None:
     result = outcome.result
     case = add_case(suite, prefix, f"level {outcome.number}: {outcome.title}", result.seconds if result else 0)
-    put_verdict(case, outcome.verdict, outcome.boundary, outcome.reason, _detail(outcome))
+    diagnosis = result.diagnosis if result else None
+    told = [diagnosis.cause, *diagnosis.excerpt, diagnosis.advice] if diagnosis is not None else []
+    put_verdict(case, outcome.verdict, outcome.boundary, outcome.reason, "\n".join(line for line in (outcome.reason, *told) if line))
     add_checks(suite, f"{prefix}.level{outcome.number}", result.checks if result else (), outcome.verdict)
-
-
-def _detail(outcome: LevelOutcome) -> str:
-    lines = [outcome.reason]
-    diagnosis = outcome.result.diagnosis if outcome.result else None
-    if diagnosis is not None:
-        lines += [diagnosis.cause, *diagnosis.excerpt, diagnosis.advice]
-    return "\n".join(line for line in lines if line)
-
-
-# No `from __future__ import annotations`: a function of this module has that name.
 
 
 SUMMARY_LIMIT = 1024 * 1024
@@ -154,13 +140,8 @@ def step_summary(report: Report, limit: int = SUMMARY_LIMIT) -> str:
     lines += [f"**Requested coverage:** {prose(report.requested_coverage)}  ", f"**Model:** {prose(report.model)}", ""]
     lines += ["| Deliverable | Verdict | Proof |", "|---|---|---|"]
     lines += [f"| {cell(line.name)} | {line.verdict} | {cell(line.proof)} |" for line in report.deliverables]
-    missed = [
-        f"level {o.number}: {check_words(check)}"
-        for o in outcomes(report.trial)
-        if o.result
-        for check in o.result.checks
-        if not check.passed
-    ]
+    ran = [outcome for outcome in outcomes(report.trial) if outcome.result]
+    missed = [f"level {o.number}: {check_words(check)}" for o in ran if o.result for check in o.result.checks if not check.passed]
     sections = (
         ("Missed checks", missed or ["none"]),
         ("Evidence", report.evidence or ("none",)),

@@ -1,7 +1,7 @@
-"""report.html and localize.html: one file each that works offline, in light and dark, on paper and with a keyboard.
+"""Pages: one file each that works offline, in light and dark, on paper and with a keyboard. Those of a trial and of a localization.
 
-- Self-contained: styles, scripts and data are inlined, and the content security policy allows nothing else. localize.html runs no
-  script.
+- Self-contained: styles, scripts and data are inlined, and the content security policy allows nothing else.
+- `page` renders a template that fills the blocks of `base.html.j2`; `parts.html.j2` has what pages share: tables, badges, lists.
 - Long series are thinned to the minimum and maximum of each bucket, so no spike disappears. A non-finite point is a gap with its steps,
   kind and count.
 """
@@ -9,21 +9,23 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from seatrial.core.files import number_to_json
 from seatrial.core.records import Bar, CheckResult, Localization, Report
 from seatrial.core.series import Metrics, Series
 from seatrial.core.text import number, one_line, ranges, visible
+from seatrial.report.markdown import pieces
 from seatrial.report.outcomes import LevelOutcome, bit_words, level_directory, outcomes
 
 POINTS = 2000
@@ -37,15 +39,11 @@ class Gap:
     first: int
     last: int
     kind: str
-    """`NaN`, `Infinity` or `-Infinity`."""
     count: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.kind} at step {self.first}"
-            if self.count == 1
-            else f"{self.kind} at {self.count} steps from {self.first} to {self.last}"
-        )
+        several = f"{self.kind} at {self.count} steps from {self.first} to {self.last}"
+        return several if self.count > 1 else f"{self.kind} at step {self.first}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +111,9 @@ def _extremes(series: Series) -> set[int]:
 def _rank(tag: str) -> tuple[int, int]:
     """(0, n) for a metric named like the n-th of the first ones, (1, n) for one that contains it, (2, 0) for others."""
     name = tag.lower().removesuffix("/mean").rsplit("/", 1)[-1]
-    for place, word in enumerate(_FIRST):
-        if name in (word, word + "s"):
-            return 0, place
-    for place, word in enumerate(_FIRST):
-        if word in name:
-            return 1, place
-    return 2, 0
+    named = [(0, place) for place, word in enumerate(_FIRST) if name in (word, word + "s")]
+    contained = [(1, place) for place, word in enumerate(_FIRST) if word in name]
+    return next(iter((*named, *contained)), (2, 0))
 
 
 _HERE = Path(__file__).parent
@@ -141,22 +135,18 @@ class _Section:
 
 
 def report_html(report: Report, metrics_by_level: Mapping[str, Metrics]) -> str:
-    """The page; `metrics_by_level` has the metrics of each level under `<number>-<name>`."""
+    """The page of a trial; `metrics_by_level` has the metrics of each level under `<number>-<name>`."""
     sections = [_section(outcome, metrics_by_level.get(outcome.key)) for outcome in outcomes(report.trial)]
-    script = "\n".join([f"/*!\n{asset('uPlot.LICENSE.txt')}\n*/", asset("uPlot.iife.min.js"), asset("report.js")])
-    style = asset("uPlot.min.css") + "\n" + asset("report.css")
-    page = environment().get_template("template.html.j2")
-    text = page.render(
+    drawn = {section.outcome.key: [_plot_data(plot) for plot in section.plots] for section in sections}
+    return page(
+        "trial.html.j2",
+        script="report.js",
+        data={"report": report.model_dump(mode="json"), "plots": drawn},
         report=report,
         trial=report.trial,
         sections=sections,
         bits=[f"level {one.level}: {bit_words(one)}" for one in (report.trial.baseline.bits if report.trial.baseline else ())],
-        script=Markup(script),  # our own files: no recorded text is in them
-        style=Markup(style),
-        policy=f"default-src 'none'; img-src data:; script-src '{policy_hash(script)}'; style-src '{policy_hash(style)}'",
-        data=_data(report, sections),
     )
-    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def _section(outcome: LevelOutcome, metrics: Metrics | None) -> _Section:
@@ -166,20 +156,31 @@ def _section(outcome: LevelOutcome, metrics: Metrics | None) -> _Section:
     return _Section(outcome, level_directory(outcome), tuple(checks), metrics, made, max(important, min(_SHOWN_PLOTS, len(made))))
 
 
-def _data(report: Report, sections: Sequence[_Section]) -> Markup:
-    """The JSON block: every `<`, `>` and `&` is escaped, so no text in it can end the block."""
-    drawn = {section.outcome.key: [_plot_data(plot) for plot in section.plots] for section in sections}
-    text = json.dumps({"report": report.model_dump(mode="json"), "plots": drawn}, allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
 def _plot_data(plot: Plot) -> dict[str, Any]:
     gaps = [[gap.first, gap.last, gap.kind] for gap in plot.gaps]
     return {"tag": plot.tag, "steps": plot.steps, "values": plot.values, "gaps": gaps}
 
 
-def environment() -> jinja2.Environment:
-    """Where pages are rendered: everything recorded is escaped and made visible, an unknown name is an error."""
+def page(template: str, *, script: str = "", data: object = None, **values: object) -> str:
+    """A page by one of our templates, with its script (a file of `assets`, which draws by uPlot) and the data of that.
+
+    - Everything recorded is escaped and made visible; an unknown name in a template is an error.
+    - The policy allows our own style and script alone. Every `<`, `>` and `&` of the data is escaped, so no text in it can end its block.
+    """
+    drawing = [f"/*!\n{_asset('uPlot.LICENSE.txt')}\n*/", *map(_asset, ("uPlot.iife.min.js", "plots.js", script))] if script else []
+    scripts = "\n".join(drawing)
+    style = f"{_asset('uPlot.min.css')}\n{_asset('report.css')}" if script else _asset("report.css")
+    allowed = f"img-src data:; script-src '{_policy_hash(scripts)}'; " if script else ""
+    encoded = json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    values |= {"policy": f"default-src 'none'; {allowed}style-src '{_policy_hash(style)}'"}
+    values |= {"style": Markup(style), "script": Markup(scripts), "data": Markup(encoded)}  # nothing recorded is in them as it is
+    text = _environment().get_template(template).render(values)
+    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """Made once: a bisect writes its page after every round, and compiling a template takes longer than all the rest of it."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
@@ -188,32 +189,31 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    made.filters |= {"number": number, "ranges": ranges, "slug": lambda text: str(text).lower().replace(" ", "-")}
+    made.filters |= {"number": number, "ranges": ranges, "prose": _prose, "slug": lambda text: str(text).lower().replace(" ", "-")}
     made.globals["glyphs"] = _GLYPHS
     return made
 
 
-def asset(name: str) -> str:
-    """A file that is inlined."""
+def _prose(sentence: str) -> Markup:
+    """A sentence, its code as code."""
+    parts = (f"<code>{escape(visible(text))}</code>" if is_code else escape(visible(text)) for is_code, text in pieces(one_line(sentence)))
+    return Markup("".join(map(str, parts)))
+
+
+@functools.cache
+def _asset(name: str) -> str:
     return (_HERE / "assets" / name).read_text(encoding="utf-8").strip()
 
 
-def policy_hash(text: str) -> str:
+def _policy_hash(text: str) -> str:
     """By which a content security policy allows one inlined text."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
 WIDTH, ROW, LEFT = 680, 22, 190
-_STYLE = """
-.bars { width: 100%; max-width: 44rem; height: auto; display: block; }
-.bars text { font-size: 12px; fill: var(--ink); }
-.bars rect { fill: var(--series); }
-.bars .bad { fill: var(--fail); }
-"""
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
+class _Drawn(NamedTuple):
     """One bar as it is drawn."""
 
     label: str
@@ -223,8 +223,7 @@ class _Drawn:
     bad: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Chart:
+class _Chart(NamedTuple):
     """One plot."""
 
     title: str
@@ -237,20 +236,10 @@ class _Chart:
 
 
 def localize_html(found: Localization) -> str:
-    """The page."""
-    style = asset("report.css") + _STYLE
-    text = (
-        environment()
-        .get_template("localize.html.j2")
-        .render(
-            found=found,
-            charts=_charts(found),
-            style=Markup(style),  # our own text: nothing recorded is in it
-            policy=f"default-src 'none'; style-src '{policy_hash(style)}'",
-            size={"width": WIDTH, "row": ROW, "left": LEFT},
-        )
-    )
-    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
+    """The page of a localization, which runs no script."""
+    percentiles = [key if key == "max" else f"{key} %" for key in found.percentiles]
+    size = {"width": WIDTH, "row": ROW, "left": LEFT}
+    return page("localize.html.j2", found=found, charts=_charts(found), percentiles=percentiles, size=size)
 
 
 def localize_text(found: Localization, shown: int = 5) -> str:

@@ -89,12 +89,9 @@ def _plain(text: str, begins: bool) -> str:
         made += _escaped(text[done : called.start()]) + code(called[0])
         done = called.end()
     made += _escaped(text[done:])
-    return _START.sub(_quiet, made, count=1) if begins and _START.match(made) else made
-
-
-def _quiet(found: re.Match[str]) -> str:
-    """What would begin a block of its own."""
-    return f"{found[1]}\\{found[2]}" if found[1] else f"\\{found[3]}"
+    if begins and (block := _START.match(made)):  # it would begin a block of its own
+        return made[: block.end(1)] + "\\" + made[block.end(1) :] if block[1] else f"\\{made}"
+    return made
 
 
 def _escaped(text: str) -> str:

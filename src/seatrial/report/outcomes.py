@@ -28,7 +28,7 @@ from seatrial.core.records import (
     Trial,
 )
 from seatrial.core.specs import Level
-from seatrial.core.text import number
+from seatrial.core.text import first_few, number, shortened
 from seatrial.core.verdict import Boundary, Verdict, worst
 
 NOT_EVIDENCE = "this is not evidence against the change"
@@ -89,8 +89,7 @@ def altered_words(found: Sequence[Alteration], shown: int = _SHOWN_ALTERED) -> s
     if any(one.path == RECORD and one.code == "unrecorded" for one in found):
         return OLDER
     words = [f"{one.path} {ALTERED[one.code]}" for one in found]
-    more = f", and {len(words) - shown} more" if len(words) > shown else ""
-    return f"altered after it was recorded: {', '.join(words[:shown])}{more}"
+    return f"altered after it was recorded: {first_few(words, shown, ', and ')}"
 
 
 def ran(result: LevelResult) -> bool:
@@ -169,7 +168,7 @@ def difference_words(found: BitDifference) -> str:
     place += [f"stage {found.stage}"] if found.stage else []
     place += [f"phase {found.phase}"] if found.phase not in ("run", ".") else []
     where = f" at {', '.join(place)}" if place else ""
-    return f"first differs{where}, in {found.name}: {_short(found.found)}, on the base {_short(found.expected)}"
+    return f"first differs{where}, in {found.name}: {shortened(found.found, 40)}, on the base {shortened(found.expected, 40)}"
 
 
 def bit_words(found: BitComparison) -> str:
@@ -180,10 +179,6 @@ def bit_words(found: BitComparison) -> str:
     if found.difference is None:
         return f"not compared bit by bit: {found.reason}"
     return f"{difference_words(found.difference)}{alone}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 NOT_REQUESTED: Literal["Not requested"] = "Not requested"
@@ -199,7 +194,10 @@ def deliverables(
     trial: Trial, loop_title: str, run_dir: Path, ladder: Sequence[Level], levels: Sequence[LevelOutcome]
 ) -> tuple[Deliverable, ...]:
     """Every deliverable of the trial; `levels` are its outcomes, `ladder` all levels of the loop."""
-    lines = [*_change_side(trial, run_dir), _local_import(trial, loop_title), *_policy_run(trial, loop_title, levels)]
+    run = f"{loop_title} policy run"
+    zero = [_level(trial, run, outcome) for outcome in levels if outcome.number == 0]
+    lines = [*_change_side(trial, run_dir), _local_import(trial, loop_title)]
+    lines += zero or [Deliverable(name=run, verdict=NOT_REQUESTED, proof="level 0 is not in the plan")]
     lines += [_level(trial, f"Requested variants, {outcome.label}", outcome) for outcome in levels if outcome.number != 0]
     for outcome in levels:
         name, left = f"Requested variants, part of level {outcome.number}", outcome.result.left_out if outcome.result else ()
@@ -275,12 +273,6 @@ def _against(trial: Trial, name: str, verdict: Verdict) -> list[str]:
     return [f"against the {side_name(trial.baseline)}: {found.word}" + (f" ({found.note})" if found.note else "")]
 
 
-def _bits(trial: Trial, outcome: LevelOutcome) -> list[str]:
-    """What the bit comparison says of a level."""
-    bits = trial.baseline.bits if trial.baseline else ()
-    return [bit_words(found) for found in bits if found.level == outcome.number and outcome.result is not None]
-
-
 def _local_import(trial: Trial, loop_title: str) -> Deliverable:
     name = f"Local import in {loop_title}"
     if not trial.plan.changes:
@@ -306,11 +298,9 @@ def _import_groups(proofs: Sequence[ImportProof]) -> list[str]:
     for proof in proofs:
         processes = places.setdefault((proof.package, proof.file), {})
         processes[proof.process] = processes.get(proof.process, False) or proof.method == "imported"
-    return [f"{package} {_place(file)} ({_processes(processes)})" for (package, file), processes in places.items()]
-
-
-def _place(file: str | None) -> str:
-    return f"from {file}" if file else "not found"
+    return [
+        f"{package} {f'from {file}' if file else 'not found'} ({_processes(processes)})" for (package, file), processes in places.items()
+    ]
 
 
 def _processes(processes: Mapping[str, bool]) -> str:
@@ -334,12 +324,6 @@ def _unproven(repo: RepoState, proofs: Sequence[ImportProof]) -> list[str]:
     return [f"no process reported from where it imported {package}" for package in repo.packages if package not in seen]
 
 
-def _policy_run(trial: Trial, loop_title: str, levels: Sequence[LevelOutcome]) -> list[Deliverable]:
-    name = f"{loop_title} policy run"
-    zero = [_level(trial, name, outcome) for outcome in levels if outcome.number == 0]
-    return zero or [Deliverable(name=name, verdict=NOT_REQUESTED, proof="level 0 is not in the plan")]
-
-
 def _level(trial: Trial, name: str, outcome: LevelOutcome) -> Deliverable:
     parts = [f"{outcome.title}: {outcome.reason}" if outcome.number == 0 else outcome.reason]
     if outcome.result is not None:
@@ -347,7 +331,9 @@ def _level(trial: Trial, name: str, outcome: LevelOutcome) -> Deliverable:
     if outcome.verdict is Verdict.BLOCKED:
         parts.append(NOT_EVIDENCE)
     own = outcome.result.own if outcome.result else None
-    parts += [*_against(trial, outcome.label, own.verdict if own else outcome.verdict), *_bits(trial, outcome)]
+    parts += _against(trial, outcome.label, own.verdict if own else outcome.verdict)
+    if trial.baseline is not None and outcome.result is not None:
+        parts += [bit_words(found) for found in trial.baseline.bits if found.level == outcome.number]
     return Deliverable(name=name, verdict=outcome.verdict, proof="; ".join(part.rstrip(".") for part in parts))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seatrial.core.files import write_text
 from seatrial.core.records import Record
 from seatrial.report.build import schema_text
 from seatrial.rollouts.campaign import Campaign
@@ -36,9 +35,3 @@ def schemas() -> dict[str, str]:
     # What a server's kind has no use for is not said in campaign.json.
     texts["campaign"] = schema_text("rollouts-campaign", Campaign, "validation")
     return {f"{name}.schema.json": text for name, text in texts.items()}
-
-
-def write_schemas(directory: Path = DIRECTORY) -> None:
-    """Write the shipped schemas anew, after a change of the types."""
-    for name, text in schemas().items():
-        write_text(directory / name, text)

@@ -1,45 +1,19 @@
 """What to do next about a verdict that is no Pass: one table from boundary and situation to sentences and commands.
 
-- Each step has needs; it is given only where all of them are met, so no advised command is refused there: a run directory for
-  `isolate` and `localize`, token logs, facts, a checkout under test for `--baseline`.
+- A step says where it applies, so no advised command is refused there: a run directory for `isolate` and `localize`, token logs, facts, a
+  checkout under test for `--baseline`.
 - `seatrial judge` of other people's files, the summary and the report of a trial use the same table.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import NamedTuple
 
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary, Verdict
-
-
-class StepNeed(Enum):
-    """What must hold for a step to make sense and not to be refused."""
-
-    RUN = "the run directory of a trial"
-    FILES = "files of a run that Seatrial did not start"
-    FAIL = "the verdict is Fail"
-    ISOLABLE = "the loop has reruns for this failure"
-    TOKENS = "the run logged the log-probabilities of its tokens"
-    FACTS = "hooks left facts"
-    NO_FACTS = "no facts were left"
-    CHANGE = "a checkout is under test, or may be named"
-    BASELINE = "a checkout is under test, or may be named, and no base ran beside it"
-    SOUND = "no fault was injected on purpose"
-    FAULT = "a fault was injected on purpose"
-    METRICS = "no metrics file was given"
-    LEVELS = "the levels of the loop are known"
-
-
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """One sentence. `{again}` is the call that repeats the run, `{proof}` one of the level that proves the boundary."""
-
-    text: str
-    needs: tuple[StepNeed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +28,6 @@ class Situation:
     run: str | None = None
     """The run directory; None for files of another run."""
     changes: Sequence[str] = ()
-    """Checkouts under test, as `--change` takes them."""
     options: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     """Where it is not the loop's own."""
@@ -68,24 +41,27 @@ class Situation:
     measured: bool = True
     """Metrics files were there."""
 
-    def meets(self, need: StepNeed) -> bool:
-        """Whether a need is met."""
-        files = self.run is None
-        return {
-            StepNeed.RUN: not files,
-            StepNeed.FILES: files,
-            StepNeed.FAIL: self.verdict is Verdict.FAIL,
-            StepNeed.ISOLABLE: not files and self.isolable and self.fault is None and self.verdict is Verdict.FAIL,
-            StepNeed.TOKENS: not files and self.tokens and self.fault is None,
-            StepNeed.FACTS: self.facts is not None,
-            StepNeed.NO_FACTS: self.facts is None,
-            StepNeed.CHANGE: self.fault is None and (files or bool(self.changes)),
-            StepNeed.BASELINE: self.fault is None and not self.compared and (files or bool(self.changes)),
-            StepNeed.SOUND: self.fault is None,
-            StepNeed.FAULT: self.fault is not None,
-            StepNeed.LEVELS: bool(self.levels),
-            StepNeed.METRICS: files and not self.measured,
-        }[need]
+    @property
+    def files(self) -> bool:
+        """Whether it is about files of a run that Seatrial did not start."""
+        return self.run is None
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is a Fail, and nobody meant it to be one."""
+        return self.verdict is Verdict.FAIL and self.fault is None
+
+    @property
+    def changed(self) -> bool:
+        """Whether a checkout is under test, or may be named."""
+        return self.files or bool(self.changes)
+
+
+class NextStep(NamedTuple):
+    """One sentence. `{again}` is the call that repeats the run, `{proof}` one of the level that proves the boundary."""
+
+    text: str
+    applies: Callable[[Situation], bool] = lambda _: True
 
 
 PROOFS: dict[Boundary, tuple[str, ...]] = {
@@ -98,15 +74,23 @@ PROOFS: dict[Boundary, tuple[str, ...]] = {
 }
 """Names of the levels that prove a boundary; the loop's first level proves the others."""
 
-_BASELINE = NextStep("Tell the change from what was there before: `{baseline}`.", (StepNeed.BASELINE, StepNeed.FAIL))
-_BISECT = NextStep("If an earlier commit passes, find the one that broke it: `{bisect}`.", (StepNeed.CHANGE, StepNeed.FAIL))
-_ISOLATE = NextStep("Separate the suspects: `seatrial isolate {run} --level {level}`.", (StepNeed.ISOLABLE,))
 _LOCALIZE = NextStep(
-    "See which sequences and positions diverge: `seatrial localize {run} --level {level}`.", (StepNeed.TOKENS, StepNeed.FAIL)
+    "See which sequences and positions diverge: `seatrial localize {run} --level {level}`.",
+    lambda s: s.fails and s.tokens and not s.files,
 )
-_FACTS = NextStep("Hold every sent tensor against what the generator holds: `seatrial probe refit --facts {facts}`.", (StepNeed.FACTS,))
-_FAULT = NextStep("The fault {fault} was injected on purpose; see the same level without it: `{again}`.", (StepNeed.FAULT,))
-_AGAIN = NextStep("Then run it again: `{again}`.", (StepNeed.SOUND,))
+_FAULT = NextStep("The fault {fault} was injected on purpose; see the same level without it: `{again}`.", lambda s: s.fault is not None)
+_AGAIN = NextStep("Then run it again: `{again}`.", lambda s: s.fault is None)
+_SUSPECTS = (
+    NextStep("Separate the suspects: `seatrial isolate {run} --level {level}`.", lambda s: s.fails and s.isolable and not s.files),
+    NextStep("Tell the change from what was there before: `{baseline}`.", lambda s: s.fails and s.changed and not s.compared),
+    NextStep("If an earlier commit passes, find the one that broke it: `{bisect}`.", lambda s: s.fails and s.changed),
+    _FAULT,
+)
+
+
+def _proven(what: str) -> NextStep:
+    return NextStep(f"See the level that proves {what}: `{{proof}}`.", lambda s: s.files)
+
 
 ADVICE: dict[Boundary, tuple[NextStep, ...]] = {
     Boundary.ENVIRONMENT: (
@@ -120,12 +104,9 @@ ADVICE: dict[Boundary, tuple[NextStep, ...]] = {
         _FAULT,
     ),
     Boundary.DATA: (
-        NextStep(
-            "Look at the rows and columns that the decisive line names. The level brings its own data: `{proof}`.",
-            (StepNeed.FILES,),
-        ),
-        NextStep("Look at the rows and columns that the decisive line names.", (StepNeed.RUN,)),
-        NextStep("Then run it again: `{again}`.", (StepNeed.RUN, StepNeed.SOUND)),
+        NextStep("Look at the rows and columns that the decisive line names. The level brings its own data: `{proof}`.", lambda s: s.files),
+        NextStep("Look at the rows and columns that the decisive line names.", lambda s: not s.files),
+        NextStep("Then run it again: `{again}`.", lambda s: s.fault is None and not s.files),
         _FAULT,
     ),
     Boundary.REWARD: (
@@ -135,7 +116,7 @@ ADVICE: dict[Boundary, tuple[NextStep, ...]] = {
         ),
         NextStep(
             "The learning level has a reward that can be earned; it shows whether the trainer learns from one: `{proof}`.",
-            (StepNeed.SOUND, StepNeed.LEVELS),
+            lambda s: s.fault is None and bool(s.levels),
         ),
         _FAULT,
     ),
@@ -146,83 +127,65 @@ ADVICE: dict[Boundary, tuple[NextStep, ...]] = {
     ),
     Boundary.ROLLOUT: (
         NextStep("Start the generation engine alone with this model and the same settings; its own lines name the cause."),
-        _ISOLATE,
-        NextStep("See the level that proves generation: `{proof}`.", (StepNeed.FILES,)),
-        _BASELINE,
-        _BISECT,
-        _FAULT,
+        _SUSPECTS[0],
+        _proven("generation"),
+        *_SUSPECTS[1:],
     ),
     Boundary.PROVIDER: (
         NextStep(
             "If the model goes through Megatron-Bridge, convert, run and train it alone, by its family or its directory: "
             "`seatrial probe bridge --model qwen2`.",
-            (StepNeed.SOUND,),
+            lambda s: s.fault is None,
         ),
-        _ISOLATE,
-        _BASELINE,
-        _BISECT,
-        _FAULT,
+        *_SUSPECTS,
     ),
     Boundary.PEFT: (
         NextStep(
             "Compare the adapter's target modules and rank with the modules of this model: "
             "which parameters are trainable, and does each get a gradient?"
         ),
-        NextStep("See the level that proves adapters: `{proof}`.", (StepNeed.FILES,)),
-        _ISOLATE,
-        _BASELINE,
-        _BISECT,
-        _FAULT,
+        _proven("adapters"),
+        *_SUSPECTS,
     ),
     Boundary.DDP: (
         NextStep("Read the log of every rank for the earliest exception, and compare the ranks' weights after one step."),
-        NextStep("See the level that proves several ranks: `{proof}`.", (StepNeed.FILES,)),
-        _ISOLATE,
-        _BASELINE,
-        _BISECT,
-        _FAULT,
+        _proven("several ranks"),
+        *_SUSPECTS,
     ),
     Boundary.OPTIMIZER: (
         NextStep("Look at learning rate, gradient norm and loss of the step that the decisive line names: which of them moves first?"),
-        NextStep("See the level that proves an update: `{proof}`.", (StepNeed.FILES,)),
-        _ISOLATE,
-        _BASELINE,
-        _BISECT,
-        _FAULT,
+        _proven("an update"),
+        *_SUSPECTS,
     ),
     Boundary.CHECKPOINT: (
         NextStep("List the files of the checkpoint and their sizes: is each shard of each rank there, and was the save finished?"),
-        NextStep("See the level that proves save and resume: `{proof}`.", (StepNeed.FILES,)),
-        _ISOLATE,
-        _BASELINE,
-        _BISECT,
-        _FAULT,
+        _proven("save and resume"),
+        *_SUSPECTS,
     ),
     Boundary.REFIT: (
         NextStep("Compare the generator's live weights with the policy's export, tensor by tensor: names, shapes, dtypes, then bits."),
-        _FACTS,
+        NextStep(
+            "Hold every sent tensor against what the generator holds: `seatrial probe refit --facts {facts}`.",
+            lambda s: s.facts is not None,
+        ),
         NextStep(
             "See a refit of a small model proven bit for bit: `seatrial probe refit`; with your model: `seatrial probe refit --model DIR`.",
-            (StepNeed.NO_FACTS, StepNeed.SOUND),
+            lambda s: s.facts is None and s.fault is None,
         ),
         _LOCALIZE,
-        _ISOLATE,
-        _BASELINE,
-        _BISECT,
-        _FAULT,
+        *_SUSPECTS,
     ),
     Boundary.METRICS: (
-        NextStep("Give the metrics that the run wrote, too: `seatrial judge {loop} --log LOG --metrics PATH`.", (StepNeed.METRICS,)),
-        NextStep("See a run of the level whose files hold what a verdict needs: `{proof}`.", (StepNeed.FILES,)),
-        NextStep("See whether the same value comes again: `{again}`.", (StepNeed.RUN, StepNeed.SOUND)),
+        NextStep(
+            "Give the metrics that the run wrote, too: `seatrial judge {loop} --log LOG --metrics PATH`.",
+            lambda s: s.files and not s.measured,
+        ),
+        NextStep("See a run of the level whose files hold what a verdict needs: `{proof}`.", lambda s: s.files),
+        NextStep("See whether the same value comes again: `{again}`.", lambda s: s.fault is None and not s.files),
         _LOCALIZE,
-        _ISOLATE,
-        _BASELINE,
-        _BISECT,
-        _FAULT,
+        *_SUSPECTS,
     ),
 }
-"""What applies to each boundary, in order."""
 
 
 def advise(situation: Situation) -> tuple[str, ...]:
@@ -230,7 +193,7 @@ def advise(situation: Situation) -> tuple[str, ...]:
     if situation.verdict is Verdict.PASS:
         return ()
     words = _words(situation)
-    return tuple(step.text.format(**words) for step in ADVICE[situation.boundary] if all(situation.meets(need) for need in step.needs))
+    return tuple(step.text.format(**words) for step in ADVICE[situation.boundary] if step.applies(situation))
 
 
 def proving_level(boundary: Boundary, levels: Sequence[Level]) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -27,7 +27,6 @@ _DETAIL = 12  # lines kept of a message
 _GAP = 40  # lines after which a connector no longer belongs to the chain above
 _FOREIGN = 60  # lines of other writers tolerated inside a traceback
 CRASH = "crash"
-"""The name of what a crash raised."""
 _FRAMES = 60  # frames kept of one traceback, the innermost ones
 
 
@@ -57,9 +56,7 @@ class Raised:
     lines: list[tuple[int, str]]
     """The exception's own lines: numbers and texts, the first being `line`."""
     tail: tuple[str, ...] = ()
-    """The last frames before it."""
     frames: tuple[str, ...] = ()
-    """The `File "…", line n, in …` lines of its traceback."""
 
     @property
     def carrier(self) -> bool:
@@ -75,7 +72,6 @@ class Chain:
     process: str
     start: int
     lead: str
-    """The line that introduces it."""
     raised: list[Raised] = field(default_factory=list)
     end: int = 0
     after: int = 0
@@ -126,14 +122,6 @@ class ChainReader:
         for chain in self._found:
             chain.after = self._processes[chain.process].ordinary - chain.after
         return sorted(self._found, key=lambda chain: (chain.start, chain.end))
-
-
-def read_chains(lines: Iterable[Line]) -> list[Chain]:
-    """The chains of a whole log."""
-    reader = ChainReader()
-    for line in lines:
-        reader.feed(line)
-    return reader.finish()
 
 
 class _Process:
@@ -195,9 +183,7 @@ class _Process:
             chain.how = how
         self._group = self._group or word == "+ Exception Group"
         self._indent = 0 if self._group else len(before) - len(before.lstrip(" ")) if not word else 0
-        self._framing, self._linked, self._gap = True, False, 0
-        self._tail.clear()
-        self._frames.clear()
+        self._expect(frames=True)
 
     def _how(self, word: str, level: str) -> How:
         """Who handles the traceback that starts here."""
@@ -261,11 +247,14 @@ class _Process:
 
     def _add(self, chain: Chain, line: Line, text: str, name: str, message: str) -> None:
         tail = tuple(t for t in self._tail if t.strip(" ^~"))
-        raised = Raised(name, message, line.number, [(line.number, text)], tail, tuple(self._frames))
-        chain.raised.append(raised)
+        chain.raised.append(Raised(name, message, line.number, [(line.number, text)], tail, tuple(self._frames)))
         chain.end = line.number
         chain.after = self.ordinary
-        self._framing, self._linked, self._gap = False, False, 0
+        self._expect(frames=False)
+
+    def _expect(self, *, frames: bool) -> None:
+        """What comes next: the frames of a traceback, or the rest of a message."""
+        self._framing, self._linked, self._gap = frames, False, 0
         self._tail.clear()
         self._frames.clear()
 
@@ -407,11 +396,6 @@ def find_cause(chains: Sequence[Chain], progress: MilestoneProgress) -> Cause | 
             if raised.line > since and _same(raised, chain.first):
                 return Cause(other, raised)
     return Cause(chain, chain.first)
-
-
-def independent(chains: Sequence[Chain]) -> list[Cause]:
-    """The failures of a test runner: one does not cause the next, so each needs its own explanation."""
-    return [Cause(chain, chain.first) for chain in chains if chain.how is How.TEST]
 
 
 def survived(chain: Chain, progress: MilestoneProgress) -> bool:

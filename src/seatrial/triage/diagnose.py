@@ -19,6 +19,7 @@ from pathlib import Path
 from seatrial.core.log_text import Samples, exit_value
 from seatrial.core.records import Diagnosis, replace
 from seatrial.core.specs import Milestone, Signature
+from seatrial.core.text import shortened
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.triage import log as shapes
 from seatrial.triage.causes import (
@@ -31,7 +32,6 @@ from seatrial.triage.causes import (
     Reached,
     find_cause,
     in_order,
-    independent,
     survived,
 )
 from seatrial.triage.doubts import doubt
@@ -63,7 +63,6 @@ CALLED = frozenset({Boundary.REWARD, Boundary.REFIT, Boundary.CHECKPOINT, Bounda
 _TOOLS = ("error", "fatal", "ERROR")
 """What a tool prints before its message; not the name of an exception."""
 _TOTALS = re.compile(r"\b\d+ failed\b.*\b\d+ (passed|skipped|errors?)\b.* in [\d.]+ ?s")
-"""pytest's last line."""
 
 _KILL_ADVICE = (
     "The run was ended from outside (a signal or Ctrl-C), not by an exception. Nothing in the log says why: look for a deadline, "
@@ -162,11 +161,12 @@ class _Triage:
             return []
         if cause.chain.how is not How.TEST:
             return [self._explain(cause)]
-        explained = [self._explain(each) for each in independent(chains)]
+        # One does not cause the next, so each needs its own explanation.
+        explained = [self._explain(Cause(chain, chain.first)) for chain in chains if chain.how is How.TEST]
         worst = next((d for d in explained if d.verdict is Verdict.FAIL), explained[0])
         totals = next((line for line in tail if _TOTALS.search(line.body)), None)
         if totals is not None and worst.signature is None and len(explained) > 1:
-            worst = replace(worst, line=totals.number, cause=_clip(totals.body))
+            worst = replace(worst, line=totals.number, cause=shortened(totals.body.strip(), _CLIP))
         return [worst]
 
     def ending(self, tail: Sequence[Line], chains: Sequence[Chain]) -> list[Diagnosis]:
@@ -191,24 +191,21 @@ class _Triage:
         if found is not None:
             return replace(_known(*found, excerpt), exception=name)
         line, text = _decisive(cause)
-        called = self._by_call(raised.frames) if name is not None else None
-        if called is not None:
+        # The loop may know the failure by a call that raised it: a reward function may raise anything.
+        by_call = (s for s in self.loops if any(re.search(s.pattern, frame) for frame in raised.frames))
+        if name is not None and (called := next(by_call, None)) is not None:
             return replace(_known(called, Hit(line, text), excerpt), exception=name)
         boundary, verdict = self._place(cause)
         advice = _KILL_ADVICE if chain.how is How.KILLED else _UNKNOWN_ADVICE
         return Diagnosis(
             boundary=boundary,
             verdict=verdict,
-            cause=_clip(text),
+            cause=shortened(text.strip(), _CLIP),
             exception=name,
             line=line,
-            excerpt=_clipped(excerpt),
+            excerpt=tuple(shortened(text, _CLIP) for text in excerpt),
             advice=advice,
         )
-
-    def _by_call(self, frames: Sequence[str]) -> Signature | None:
-        """The loop's signature that knows the failure by a call that raised it: a reward function may raise anything."""
-        return next((s for s in self.loops if any(re.search(s.pattern, frame) for frame in frames)), None)
 
     def _around(self, chain: Chain) -> list[Hit]:
         """What stands around a report that something died, and may say why. A process that crashed said it itself."""
@@ -266,9 +263,9 @@ def _known(signature: Signature, hit: Hit, excerpt: Sequence[str]) -> Diagnosis:
     return Diagnosis(
         boundary=signature.boundary,
         verdict=signature.verdict,
-        cause=_clip(hit.text),
+        cause=shortened(hit.text.strip(), _CLIP),
         line=hit.line,
-        excerpt=_clipped(excerpt or (hit.text,)),
+        excerpt=tuple(shortened(text, _CLIP) for text in excerpt or (hit.text,)),
         signature=signature.id,
         advice=signature.advice,
     )
@@ -295,19 +292,9 @@ def _lines(chain: Chain) -> list[Hit]:
 
 def _noise(scan: Scan, harmless: Sequence[Signature], survivors: Sequence[Chain], mentioned: Sequence[Hit]) -> tuple[str, ...]:
     """Harmless lines and survived exceptions, each once, in the order of the log."""
-    seen = {_clip(hit.text): hit.line for s in harmless if (hit := scan.hits.get(s.pattern))}
-    for chain in survivors:
-        seen.setdefault(_clip(f"survived {chain.first.name}: {chain.first.message}"), chain.first.line)
-    for hit in mentioned:
-        seen.setdefault(_clip(hit.text), hit.line)
-    ordered = sorted(seen.items(), key=lambda item: item[1])
-    return tuple(f"line {line}: {text}" for text, line in ordered[:_NOISE])
-
-
-def _clip(text: str) -> str:
-    text = text.strip()
-    return text if len(text) <= _CLIP else text[: _CLIP - 1] + "…"
-
-
-def _clipped(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text if len(text) <= _CLIP else text[: _CLIP - 1] + "…" for text in texts)
+    hits = [hit for s in harmless if (hit := scan.hits.get(s.pattern))]
+    hits += [Hit(chain.first.line, f"survived {chain.first.name}: {chain.first.message}") for chain in survivors]
+    seen: dict[str, int] = {}
+    for hit in (*hits, *mentioned):
+        seen.setdefault(shortened(hit.text.strip(), _CLIP), hit.line)
+    return tuple(f"line {line}: {text}" for text, line in sorted(seen.items(), key=lambda item: item[1])[:_NOISE])

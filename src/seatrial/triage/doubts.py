@@ -27,7 +27,7 @@ class Doubt(NamedTuple):
     """It says so as an error, or of everything in that step: one such line counts."""
 
 
-_PARTS: tuple[tuple[str, Boundary], ...] = (
+_PARTS = (
     (r"\blora|\badapters?|\bpeft\b", Boundary.PEFT),
     (r"\bcheckpoints?\b|\bckpt\b|\bpersist|\boptimizer shard|\boptimi[sz]er states?\b|\bscheduler state|\brng state", Boundary.CHECKPOINT),
     (
@@ -144,107 +144,13 @@ _RIGHT = re.compile(r"\s*(?:[=:]\s*)?(?:0(?:\.0+)?\b(?![.\d])|false\b|\[\]|none\
 """`errors: 0`."""
 
 
-_STEMS = (
-    *("fail", "error", "exception", "raised", "crash", "died", "dead", "hung", "stuck", "abort", "lost", "gone", " down", "unavailable"),
-    *("unreachable", "timed", "time out", "timeout", "time-out", "mismatch", "differ", "disagree", "diverge", "unequal", "!=", "corrupt"),
-    *(
-        "n't",
-        " not",
-        "cannot",
-        "abandon",
-        "drift",
-        "unhealthy",
-        "stopped ",
-        "never",
-        "unable",
-        "refused",
-        "rejected",
-        "nothing",
-        "empty",
-        "none",
-        "nan",
-        "no-op",
-        "noop",
-        " no ",
-        "0 tokens",
-    ),
-    *(
-        "explode",
-        "ran out",
-        "returned ",
-        "http ",
-        "swallow",
-        "success",
-        "too high",
-        "too large",
-        "threshold",
-        "broke",
-        "fatal",
-        "critical",
-        "unresponsive",
-        "truncated",
-        "timeout",
-        "exhausted",
-    ),
-    *("invalid", "missing", "exceed", "lag", "fell ", "zeroed", "expected"),
+_TROUBLES = Stems(
+    "fail|error|exception|raised|crash|died|dead|hung|stuck|abort|lost|gone| down|unavailable|unreachable|timed|time out|timeout"
+    "|time-out|mismatch|differ|disagree|diverge|unequal|!=|corrupt|n't| not|cannot|abandon|drift|unhealthy|stopped |never|unable"
+    "|refused|rejected|nothing|empty|none|nan|no-op|noop| no |0 tokens|explode|ran out|returned |http |swallow|success|too high"
+    "|too large|threshold|broke|fatal|critical|unresponsive|truncated|exhausted|invalid|missing|exceed|lag|fell |zeroed|expected"
 )
-"""Every trouble holds one of these."""
-
-
-_TROUBLES = Stems(_STEMS)
-_OF_PARTS = Stems(
-    (
-        *("lora", "adapter", "peft", "checkpoint", "ckpt", "persist", "optimi", "scheduler state", "rng state", "reward", "scor", "grader"),
-        *(
-            "verifier",
-            "advantage",
-            "rank",
-            "barrier",
-            "nccl",
-            "reduce",
-            "gather",
-            "collective",
-            "refit",
-            "weight",
-            "param",
-            "tensor",
-            "lm_head",
-        ),
-        *(
-            "state",
-            "policy version",
-            "prob_error",
-            "backward",
-            "gradient",
-            "grad",
-            "update",
-            "loss",
-            "logits",
-            "log",
-            "kl",
-            "model output",
-            "batch",
-            "ddp",
-        ),
-        *("fsdp", "gloo", "worker", "actor", "node", "replica", "engine", "rollout", "generat", "completion", "trajector", "response"),
-        *(
-            "sampler",
-            "critic",
-            "policy",
-            "value head",
-            "value model",
-            "value function",
-            "inference",
-            "vllm",
-            "sglang",
-            "loader",
-            "dataset",
-            "prompt",
-            "tokeni",
-        ),
-    )
-)
-"""Every part holds one of these."""
+_OF_PARTS = Stems.of((words for words, _ in _COMPILED), shortest=2)
 
 
 def may_doubt(lower: str, words: frozenset[str]) -> bool:

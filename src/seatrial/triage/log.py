@@ -17,6 +17,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.files import read_pieces
 from seatrial.core.guarded import open_file
 from seatrial.core.log_text import ANSI, MAY_BEGIN, in_sample, is_sample, split_process, without_head
+from seatrial.core.text import word_set
 
 _REPEATED = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 """What Ray puts behind a line that it shows once for several processes; a frame or a message ends before it."""
@@ -29,7 +30,6 @@ class Line(NamedTuple):
     process: str
     """The prefix of the writing process, empty for the main process."""
     body: str
-    """The text without the process prefix."""
     text: str
     """The text with it, and with the mark of a line that stands for several."""
 
@@ -77,12 +77,9 @@ def read_log(path: Path) -> Log:
         with open_file(path):
             return Log(path)
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError | ValueError) -> UserError:
-    what = error.strerror if isinstance(error, OSError) else None
-    return UserError(f"{path}: cannot read the log: {what or error}".replace("\0", "\\0"), "give the path of a log file that you may read")
+        what = error.strerror if isinstance(error, OSError) else None
+        message = f"{path}: cannot read the log: {what or error}".replace("\0", "\\0")
+        raise UserError(message, "give the path of a log file that you may read") from error
 
 
 def _head(text: str) -> tuple[str, str, str]:
@@ -107,7 +104,6 @@ TEST = re.compile(r"E {2,}(?:((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Failed|Ex
 HEADER = "Traceback (most recent call last):"
 CONNECTOR = re.compile(r"(?:The above exception was the direct cause|During handling of the above exception)")
 GROUP = re.compile(r" *[+|](?:-[+-]*-+(?: \d+ -+)?$| |$)")
-"""The margin of an exception group."""
 PROGRESS = re.compile(r"\d+%\||\dit/s|s/it|\d/\d+ \[")
 NOT_NAMES = frozenset({"Warning", "Note", "Hint", "INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL"})
 
@@ -147,35 +143,15 @@ WRAPPER = "RayTaskError"
 LAUNCHERS = frozenset({"ChildFailedError"})
 """Raised by a launcher at its own end, whatever it logged just before."""
 
-_CARRIERS = frozenset(
-    {
-        # Ray
-        WRAPPER,
-        "RayActorError",
-        "ActorDiedError",
-        "ActorUnavailableError",
-        "WorkerCrashedError",
-        "OwnerDiedError",
-        # multiprocessing and torch
-        "RemoteTraceback",
-        "_RemoteTraceback",
-        "ProcessRaisedException",
-        "ProcessExitedException",
-        "BrokenProcessPool",
-        "ChildFailedError",
-        "CalledProcessError",
-        # engines and exception groups
-        "EngineDeadError",
-        "ExceptionGroup",
-        "BaseExceptionGroup",
-        "CancelledError",
-        "SystemExit",
-        # a peer that is gone
-        "DistBackendError",
-        "DistNetworkError",
-        "BrokenPipeError",
-        "ConnectionResetError",
-    }
+_CARRIERS = word_set(
+    # Ray
+    "RayTaskError RayActorError ActorDiedError ActorUnavailableError WorkerCrashedError OwnerDiedError "
+    # multiprocessing and torch
+    "RemoteTraceback _RemoteTraceback ProcessRaisedException ProcessExitedException BrokenProcessPool ChildFailedError CalledProcessError "
+    # engines and exception groups
+    "EngineDeadError ExceptionGroup BaseExceptionGroup CancelledError SystemExit "
+    # a peer that is gone
+    "DistBackendError DistNetworkError BrokenPipeError ConnectionResetError"
 )
 _CARRIED = re.compile(
     r"Caught \w+ in (?:DataLoader worker|replica|pin memory)|[Ss]ee (?:stack trace|root cause|the (?:stack|error|log))|root cause above"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from seatrial.core import registry
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_toml
-from seatrial.core.log_text import RequiredWords, required
+from seatrial.core.log_text import required
 from seatrial.core.specs import Milestone, Signature
 from seatrial.core.verdict import Verdict
 from seatrial.triage.causes import Reached
@@ -42,15 +41,13 @@ class Hit(NamedTuple):
 
 
 def load_signatures(path: Path) -> tuple[Signature, ...]:
-    """Read a signatures.toml. Those of installed distributions come with the general ones: they hold for any loop, too."""
-    return _with_installed(_read(path)) if path == GENERAL else _read(path)
+    """Read a signatures.toml. Those of installed distributions come with the general ones: they hold for any loop, too.
 
-
-def _with_installed(general: tuple[Signature, ...]) -> tuple[Signature, ...]:
-    """The general signatures, and those of entry points `seatrial.signatures`; an id of two of them is a UserError that names both."""
-    origins = {signature.id: str(GENERAL) for signature in general}
-    found = list(general)
-    for extension in registry.extensions(registry.SIGNATURES):
+    An id of two of them is a UserError that names both.
+    """
+    found = [*_read(path)]
+    origins = {signature.id: str(path) for signature in found}
+    for extension in registry.extensions(registry.SIGNATURES) if path == GENERAL else ():
         for signature in _read(extension.file()):
             if signature.id in origins:
                 raise extension.error(f"has a signature {signature.id}, which is also in {origins[signature.id]}: rename it")
@@ -87,20 +84,19 @@ def _signature(where: str, entry: Any) -> Signature:
         raise UserError(f"{where}: {key}: {first['msg']}", f"allowed keys: {allowed}") from error
     for pattern in (signature.pattern, *signature.also, *signature.unless):
         compile_pattern(where, pattern)
-    if signature.harmless and signature.silent:
-        raise UserError(f"{where}: harmless and silent exclude each other", "remove one of them")
-    if not signature.harmless and signature.boundary is None:
-        raise UserError(f"{where}: boundary: missing", "name the boundary, or set harmless = true")
-    accepted = (Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED) if signature.silent else (Verdict.FAIL, Verdict.BLOCKED)
-    if signature.verdict not in accepted:
-        fix = "use Fail or Blocked; Skipped (nothing was run) only with silent = true"
-        raise UserError(f"{where}: verdict: {signature.verdict} is not supported by a failure", fix)
-    if (signature.tolerated or signature.share) and not signature.silent:
-        raise UserError(f"{where}: tolerated and share are limits of silent signatures", "add silent = true, or remove them")
-    if signature.bare and (signature.tolerated or signature.share or not signature.silent):
-        raise UserError(f"{where}: bare needs silent, and no limit", "add silent = true, remove tolerated and share")
-    if signature.frame and (signature.silent or signature.harmless):
-        raise UserError(f"{where}: frame excludes silent and harmless", "remove one of them")
+    silent, limited = signature.silent, bool(signature.tolerated or signature.share)
+    skipped = signature.verdict is Verdict.PASS or (signature.verdict is Verdict.SKIPPED and not silent)
+    unsupported = f"verdict: {signature.verdict} is not supported by a failure"
+    for wrong, problem, fix in (
+        (signature.harmless and silent, "harmless and silent exclude each other", "remove one of them"),
+        (not signature.harmless and signature.boundary is None, "boundary: missing", "name the boundary, or set harmless = true"),
+        (skipped, unsupported, "use Fail or Blocked; Skipped (nothing was run) only with silent = true"),
+        (limited and not silent, "tolerated and share are limits of silent signatures", "add silent = true, or remove them"),
+        (signature.bare and (limited or not silent), "bare needs silent, and no limit", "add silent = true, remove tolerated and share"),
+        (signature.frame and (silent or signature.harmless), "frame excludes silent and harmless", "remove one of them"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: {problem}", fix)
     return signature
 
 
@@ -190,7 +186,7 @@ class _Block:
 
     def _candidates(self, pattern: re.Pattern[str]) -> Iterable[int]:
         """The indices of the lines that may match: those that hold what every match holds, where that is known."""
-        needed = _required(pattern)
+        needed = required(pattern)
         if needed is None:
             return self._searched(pattern)
         joined = self._lower if needed.lower else self._joined
@@ -213,11 +209,6 @@ class _Block:
             position = self._ends[index]
             if position > len(self._joined):
                 return
-
-
-@lru_cache(maxsize=1024)
-def _required(pattern: re.Pattern[str]) -> RequiredWords | None:
-    return required(pattern)
 
 
 def _lower(text: str) -> str:

@@ -14,13 +14,13 @@ the limit make the run inconclusive, with the boundary that they hit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from seatrial.core.log_text import Finder, Stems, words_of
-from seatrial.core.records import Diagnosis
+from seatrial.core.records import Diagnosis, replace
 from seatrial.core.specs import Signature
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.triage import log
@@ -34,108 +34,28 @@ LINES = Path(__file__).with_name("survived.toml")
 SHARE = 0.02
 """Part of the steps that an error outside of the critical path may hit."""
 BARE_SHARE = 0.1
-"""The same for exceptions that were printed without a traceback."""
 CRITICAL = frozenset({Boundary.REWARD, Boundary.OPTIMIZER, Boundary.REFIT, Boundary.CHECKPOINT, Boundary.DDP, Boundary.PEFT})
 """One error there changes what is learned, sent or kept."""
 MACHINE = frozenset({Boundary.ENVIRONMENT, Boundary.CLUSTER, Boundary.DDP})
 """Workers and servers end with the run: such a line counts only if the run went on after it."""
 
-STEMS = (
-    *(
-        "skip",
-        "stale",
-        "overflow",
-        "outdated",
-        "out of date",
-        "not updat",
-        "not sync",
-        "not been",
-        "never",
-        "back to",
-        "back on",
-        "restart",
-    ),
-    *(
-        "re-start",
-        "spawn",
-        "relaunch",
-        "re-launch",
-        "recreat",
-        "died",
-        "dead",
-        "crash",
-        "kill",
-        "oom",
-        "memory",
-        "nccl",
-        "fail",
-        "timeout",
-        "timed out",
-    ),
-    *(
-        "time out",
-        "nan",
-        " inf ",
-        " inf,",
-        " inf;",
-        " inf.",
-        "inf/",
-        "/inf",
-        "infs",
-        " inf)",
-        "finite",
-        "padd",
-        "dummy",
-        "placeholder",
-        "segfault",
-        "segmentation",
-        "dumped",
-        "double free",
-        "default",
-    ),
-    *(
-        "watchdog",
-        "previous",
-        "old weights",
-        "last weights",
-        "last known",
-        "last policy",
-        "corrupt",
-        "drop",
-        "discard",
-        "error",
-        "exception",
-        "unreachable",
-        "unavailable",
-    ),
-    *("mismatch", "differ", "disagree", "diverge", "not reduced", "not all", "not averaged", "malloc", "free()", "smashing", "bus error"),
-    *("xid", "instruction", "floating point", "symbol lookup", "exited", "left", "disconnect", "world size", "reus", "repeat", "set to"),
-    *("last batch", "previous batch", "same batch", "old batch", "mini-batch", "minibatch", "no batch", "nothing was", "raised", "broke"),
-    *("inline_container", "unexpected pos", "errno", "no space", "quota", "input/output", "http 5", "gone", "missing", "no lora"),
-    *(
-        "aborted at",
-        "virtual method",
-        "sigkill",
-        "sigsegv",
-        "sigabrt",
-        "sigbus",
-        "sigill",
-        "sigfpe",
-        "returned",
-        "reject",
-        "refused",
-        "denied",
-    ),
-    *("trainable param", "frozen param", "no param", "0 param", "are zero", "were zero", "underflow", "vanish", "none for", "unchanged"),
-    *("identical", "the same", "not changed", "no effect", "off the bus", "uncorrectable", "dieder", "deaderror", "actorerror"),
-    *("fell behind", "excluded", "responded", " are 0", " were 0", "is zero", "is none", "are none", "all zero", "all none", "flow to 0"),
-    *("ignored", "incomplete", "to resume", "to restore", "infinit", "throw", "not applied", "not loaded", "not merged", "not attached"),
-    *("not transferred", "not found", "base model", "base weights", "base policy", "original", "untrained", "initial "),
-    *("disk full", "disk is full", "disk was full", "still ", "is 0", "= 0", "became 0", "reached 0", "to 0"),
-    *("unhealthy", "lost", "replac", "filling", "filled", "unable", "could not", "cannot", "incompat", "invalid", "abort"),
+STEMS = Stems(
+    "skip|stale|overflow|outdated|out of date|not updat|not sync|not been|never|back to|back on|restart|re-start|spawn|relaunch"
+    "|re-launch|recreat|died|dead|crash|kill|oom|memory|nccl|fail|timeout|timed out|time out|nan| inf | inf,| inf;| inf.|inf/|/inf"
+    "|infs| inf)|finite|padd|dummy|placeholder|segfault|segmentation|dumped|double free|default|watchdog|previous|old weights"
+    "|last weights|last known|last policy|corrupt|drop|discard|error|exception|unreachable|unavailable|mismatch|differ|disagree"
+    "|diverge|not reduced|not all|not averaged|malloc|free()|smashing|bus error|xid|instruction|floating point|symbol lookup"
+    "|exited|left|disconnect|world size|reus|repeat|set to|last batch|previous batch|same batch|old batch|mini-batch|minibatch"
+    "|no batch|nothing was|raised|broke|inline_container|unexpected pos|errno|no space|quota|input/output|http 5|gone|missing"
+    "|no lora|aborted at|virtual method|sigkill|sigsegv|sigabrt|sigbus|sigill|sigfpe|returned|reject|refused|denied"
+    "|trainable param|frozen param|no param|0 param|are zero|were zero|underflow|vanish|none for|unchanged|identical|the same"
+    "|not changed|no effect|off the bus|uncorrectable|dieder|deaderror|actorerror|fell behind|excluded|responded| are 0| were 0"
+    "|is zero|is none|are none|all zero|all none|flow to 0|ignored|incomplete|to resume|to restore|infinit|throw|not applied"
+    "|not loaded|not merged|not attached|not transferred|not found|base model|base weights|base policy|original|untrained|initial "
+    "|disk full|disk is full|disk was full|still |is 0|= 0|became 0|reached 0|to 0|unhealthy|lost|replac|filling|filled|unable"
+    "|could not|cannot|incompat|invalid|abort"
 )
 """Every line of `survived.toml` holds one of these words: one search keeps the others from most lines."""
-_STEMS = Stems(STEMS)
 METRICS_ROW = re.compile(r"\s*\{['\"](?!level|severity|time|ts|msg|message|event|logger|asctime)|.{0,200}?\bstep:\d+ - \S+:")
 
 _MOST = 1000
@@ -198,7 +118,6 @@ class _Class:
     hits: tuple[Hit, ...]
     name: str
     limit: int
-    """How many may happen."""
     excerpt: tuple[str, ...] = ()
 
 
@@ -228,7 +147,7 @@ class Survivors:
             return
         lower = text.lower()
         words = words_of(lower)
-        stems, parts = _STEMS.within(lower, words), may_doubt(lower, words)
+        stems, parts = STEMS.within(lower, words), may_doubt(lower, words)
         if not (stems or parts) or METRICS_ROW.match(text):
             self._note_dull(text)
             return
@@ -287,21 +206,16 @@ class Survivors:
                 yield _raised(found, steps)
         acquit = [(s.ending, compile_pattern(f"signature {s.id}", s.pattern)) for s in harmless]
         for signature in self._known:
-            hits = self._hits.get(signature.id, [])
+            hits, count = self._hits.get(signature.id, []), self._counts.get(signature.id, 0)
             if signature.training:
                 hits = [hit for hit in hits if progress.training(hit.line) and progress.after(hit.line, main=False)]
-            limit = max(signature.tolerated, int(signature.share * steps))
-            if (
-                not hits
-                or self._counts[signature.id] <= limit
-                or any(
-                    pattern.search(hits[0].text) and not (ending and progress.after(hits[0].line, main=True)) for ending, pattern in acquit
-                )
-            ):
+            if not hits or count <= max(signature.tolerated, int(signature.share * steps)):
                 continue
-            if signature.boundary in MACHINE and hits[0].line > last.line:
+            first = hits[0]
+            noise = (pattern for ending, pattern in acquit if not (ending and progress.after(first.line, main=True)))
+            if any(pattern.search(first.text) for pattern in noise) or (signature.boundary in MACHINE and first.line > last.line):
                 continue
-            yield _diagnosis(signature, hits[0], self._counts[signature.id], steps)
+            yield _diagnosis(signature, first, count, steps)
         yield from self._doubtful(progress, [pattern for _, pattern in acquit], steps)
 
     def _doubtful(self, progress: MilestoneProgress, acquit: Sequence[re.Pattern[str]], steps: int) -> Iterator[Diagnosis]:
@@ -319,17 +233,9 @@ class Survivors:
 
 
 def _diagnosis(signature: Signature, hit: Hit, count: int, steps: int) -> Diagnosis:
-    return Diagnosis(
-        boundary=signature.boundary,
-        verdict=signature.verdict,
-        cause=hit.text.strip()[:400],
-        line=hit.line,
-        excerpt=(hit.text.strip()[:400],),
-        signature=signature.id,
-        advice=f"{_often(count, steps)} {signature.advice}",
-        survived=True,
-        times=count,
-    )
+    found = _raised(_Class(signature.boundary or Boundary.ENVIRONMENT, (hit,), "", 0, (hit.text.strip(),)), steps)
+    advice = f"{_often(count, steps)} {signature.advice}"
+    return replace(found, boundary=signature.boundary, verdict=signature.verdict, signature=signature.id, advice=advice, times=count)
 
 
 def _raised(found: _Class, steps: int) -> Diagnosis:
@@ -337,7 +243,7 @@ def _raised(found: _Class, steps: int) -> Diagnosis:
     return Diagnosis(
         boundary=found.boundary,
         verdict=Verdict.BLOCKED,
-        cause=first.text[:400],
+        cause=first.text.strip()[:400],
         line=first.line,
         excerpt=tuple(text[:400] for text in (found.excerpt or (first.text,))),
         signature=f"survived-{found.boundary}",
@@ -435,20 +341,16 @@ def _boundary(frames: Sequence[str], said: str, framed: Sequence[Signature]) -> 
     known = next((s.boundary for s in framed if any(re.search(s.pattern, frame) for frame in frames)), None)
     if known in CRITICAL:
         return known
-    worded = next((b for text in (*map(_named, reversed(frames)), said) for b in _by_words(text)), None)
+    worded = framed_boundary(frames, said)
     return worded if known is None or worded in CRITICAL else known
 
 
-def framed_boundary(frames: Sequence[str]) -> Boundary | None:
-    """Where the calls of an exception belong, from the inside out; None where their names do not tell."""
-    return next((boundary for frame in reversed(frames) for boundary in _by_words(_named(frame))), None)
+def framed_boundary(frames: Sequence[str], said: str = "") -> Boundary | None:
+    """Where the calls of an exception belong, from the inside out, else its message; None where the words do not tell."""
+    return next((boundary for text in (*map(_named, reversed(frames)), said) for words, boundary in _PLACES if words.search(text)), None)
 
 
 def _named(frame: str) -> str:
     """File, its directory and function of a frame; directories above may be called anything."""
     found = _FRAME.match(frame)
     return f"{found[1]} {found[2]}" if found else ""
-
-
-def _by_words(text: str) -> Iterable[Boundary]:
-    return (boundary for words, boundary in _PLACES if words.search(text))

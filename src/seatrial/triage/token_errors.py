@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from itertools import compress, groupby
 
 from seatrial.core.errors import UserError
 from seatrial.core.series import TokenRow
+from seatrial.core.text import shortened
 
 FEW = 300
 PERMUTATIONS = 1999
@@ -35,12 +37,10 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 def correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
     """Pearson's; None when either is constant."""
-    if len(one) < 2:
+    try:
+        return statistics.correlation(one, other)
+    except statistics.StatisticsError:  # fewer than two, or constant
         return None
-    mean_one, mean_other = math.fsum(one) / len(one), math.fsum(other) / len(other)
-    left, right = [value - mean_one for value in one], [value - mean_other for value in other]
-    scale = math.sqrt(math.fsum(a * a for a in left) * math.fsum(b * b for b in right))
-    return math.fsum(a * b for a, b in zip(left, right, strict=True)) / scale if scale else None
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> tuple[float | None, float | None]:
@@ -198,7 +198,6 @@ class TokenSequence:
     step: int
     row: int
     prompt: int
-    """Index into `Collected.prompts`."""
     length: int
     tokens: int
     total: float
@@ -245,7 +244,7 @@ class Collected:
 
     def prompt_texts(self) -> list[str]:
         """The beginning of each prompt, by index."""
-        return [text if len(text) <= _PROMPT else text[: _PROMPT - 1] + "…" for text in self.prompts]
+        return [shortened(text, _PROMPT) for text in self.prompts]
 
 
 def doubling(place: int) -> int:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from seatrial.core.errors import UserError
@@ -16,7 +16,7 @@ from seatrial.core.files import number_to_json
 from seatrial.core.records import Association, Bar, Localization, NonFinite, StepError, WorstSequence
 from seatrial.core.series import Metrics, TokenRow
 from seatrial.triage import token_errors
-from seatrial.triage.token_errors import HEAD, LIMIT, THRESHOLDS, Collected, Means, doubling
+from seatrial.triage.token_errors import HEAD, LIMIT, THRESHOLDS, Collected, Means, TokenSequence, doubling
 
 LEAST = 8
 """Sequences below which nothing is said about what the error follows."""
@@ -89,12 +89,12 @@ def _prompt(collected: Collected) -> _Tested:
     return _Tested("prompt", words, share, p, len(rows), (share or 0) >= 0.2, yes, "the error does not follow the prompt")
 
 
-def severity(row: token_errors.TokenSequence) -> float:
+def severity(row: TokenSequence) -> float:
     """How far the error is above 1, in powers of e, so that it is comparable over its whole range."""
     return min(math.log(max(row.error - 1, 1e-6)), LIMIT)
 
 
-def _within_steps(rows: Sequence[token_errors.TokenSequence]) -> list[float]:
+def _within_steps(rows: Sequence[TokenSequence]) -> list[float]:
     """Severities less the mean of their step: a prompt is mostly of one step, and must not stand for it."""
     steps: dict[tuple[str, int], list[float]] = {}
     for row in rows:
@@ -111,13 +111,13 @@ def concentrated(collected: Collected) -> int:
     return _holders(excess)
 
 
-def in_few(rows: Sequence[token_errors.TokenSequence]) -> int:
+def in_few(rows: Sequence[TokenSequence]) -> int:
     """The number of sequences that hold four fifths of the error above 1; 0 when they are more than a quarter of all."""
     count = _holders([_excess(row) for row in rows])
     return count if count * 4 <= len(rows) else 0
 
 
-def _excess(row: token_errors.TokenSequence) -> float:
+def _excess(row: TokenSequence) -> float:
     return min(row.total, 1e30) - row.tokens
 
 
@@ -130,7 +130,7 @@ def _holders(excess: Sequence[float]) -> int:
     return count
 
 
-def _length(rows: Sequence[token_errors.TokenSequence]) -> _Tested:
+def _length(rows: Sequence[TokenSequence]) -> _Tested:
     rho, p = token_errors.spearman([row.tokens for row in rows], [row.error for row in rows])
     grows = (rho or 0) > 0
     yes = f"the error {'grows' if grows else 'falls'} with the length of the response{{}}: " + (BUILDS_UP if grows else BEGINNING)
@@ -138,7 +138,7 @@ def _length(rows: Sequence[token_errors.TokenSequence]) -> _Tested:
     return _Tested("response length", "Spearman", rho, p, len(rows), abs(rho or 0) >= 0.3, yes, no)
 
 
-def _position(rows: Sequence[token_errors.TokenSequence]) -> _Tested:
+def _position(rows: Sequence[TokenSequence]) -> _Tested:
     slopes = [row.slope for row in rows if row.slope is not None]
     if len(slopes) < LEAST:
         no = f"whether it follows the position cannot be told: {len(slopes)} sequences are long enough and not constant"
@@ -162,9 +162,7 @@ def _head(collected: Collected) -> _Tested:
     return _Tested(name, words, ratio, token_errors.signs(differences), len(differences), not 2 / 3 < ratio < 1.5, yes, no)
 
 
-def _two(
-    rows: Sequence[token_errors.TokenSequence], name: str, of: Callable[[token_errors.TokenSequence], bool | None], what: str, points: str
-) -> _Tested:
+def _two(rows: Sequence[TokenSequence], name: str, of: Callable[[TokenSequence], bool | None], what: str, points: str) -> _Tested:
     known = [(bool(of(row)), row.error) for row in rows if of(row) is not None]
     inside, outside = ([error for flag, error in known if flag is side] for side in (True, False))
     words = "chance to have the larger error"
@@ -177,7 +175,7 @@ def _two(
     return _Tested(name, words, often, p, len(known), abs(often - 0.5) >= 0.2, yes, f"the error does not follow {what}")
 
 
-def _kinds(name: str, values: Sequence[str], rows: Sequence[token_errors.TokenSequence], points: str) -> _Tested:
+def _kinds(name: str, values: Sequence[str], rows: Sequence[TokenSequence], points: str) -> _Tested:
     kinds = sorted(set(values))
     words = "share of the variance"
     if len(kinds) < 2:
@@ -189,7 +187,7 @@ def _kinds(name: str, values: Sequence[str], rows: Sequence[token_errors.TokenSe
     return _Tested(name, words, share, p, len(rows), (share or 0) >= 0.2, yes, f"the error does not follow {name}")
 
 
-def _step(rows: Sequence[token_errors.TokenSequence]) -> _Tested:
+def _step(rows: Sequence[TokenSequence]) -> _Tested:
     if len({row.step for row in rows}) < 2:
         return _Tested(
             "step", "Spearman", None, None, len(rows), False, "", "whether it follows the step cannot be told: there is only one"
@@ -205,16 +203,16 @@ METRIC = "train/token_mult_prob_error"
 TOLERANCE = 1e-3
 
 
-def step_errors(sequences: Sequence[token_errors.TokenSequence], metrics: Metrics) -> tuple[StepError, ...]:
+def step_errors(sequences: Sequence[TokenSequence], metrics: Metrics) -> tuple[StepError, ...]:
     """One entry per run and step, in order."""
-    steps: dict[tuple[str, int], list[token_errors.TokenSequence]] = {}
+    steps: dict[tuple[str, int], list[TokenSequence]] = {}
     for sequence in sequences:
         steps.setdefault((sequence.run, sequence.step), []).append(sequence)
     alone = len({run for run, _ in steps}) == 1
     return tuple(_error_of_step(run, step, steps[run, step], _logged(metrics, run, step, alone)) for run, step in sorted(steps))
 
 
-def without_tokens(sequences: Sequence[token_errors.TokenSequence], metrics: Metrics) -> tuple[str, ...]:
+def without_tokens(sequences: Sequence[TokenSequence], metrics: Metrics) -> tuple[str, ...]:
     """Steps that the loop logged the metric of and that no sequence is of, as `step 3 of run`: their token log is lost."""
     seen: dict[str, set[int]] = {}
     for sequence in sequences:
@@ -226,13 +224,13 @@ def without_tokens(sequences: Sequence[token_errors.TokenSequence], metrics: Met
     return tuple(found)
 
 
-def mean_error(sequences: Sequence[token_errors.TokenSequence]) -> float:
+def mean_error(sequences: Sequence[TokenSequence]) -> float:
     """Mean of exp(error) over the tokens of these sequences; 0 when there are none, as the loop has it."""
     tokens = sum(sequence.tokens for sequence in sequences)
     return math.fsum(sequence.total for sequence in sequences) / tokens if tokens else 0.0
 
 
-def _error_of_step(run: str, step: int, sequences: list[token_errors.TokenSequence], metric: float | None) -> StepError:
+def _error_of_step(run: str, step: int, sequences: list[TokenSequence], metric: float | None) -> StepError:
     ordered = sorted(sequences, key=lambda sequence: sequence.row)
     counted = [sequence for sequence in ordered if not sequence.masked_out]
     batches = _batches(ordered, metric) if metric is not None else None
@@ -260,19 +258,15 @@ def _tags(run: str, alone: bool) -> tuple[str, ...]:
     return (f"{run}/{METRIC}", METRIC) if alone else (f"{run}/{METRIC}",)
 
 
-def _batches(ordered: list[token_errors.TokenSequence], metric: float) -> int | None:
+def _batches(ordered: list[TokenSequence], metric: float) -> int | None:
     """The smallest number of equal batches whose mean is the metric."""
-    for count in _divisors(len(ordered)):
+    for count in (count for count in range(1, len(ordered) + 1) if len(ordered) % count == 0):
         size = len(ordered) // count
         parts = [ordered[start : start + size] for start in range(0, len(ordered), size)]
         found = math.fsum(mean_error([item for item in part if not item.masked_out]) for part in parts) / count
         if math.isclose(found, metric, rel_tol=TOLERANCE) or not (math.isfinite(found) or math.isfinite(metric)):
             return count
     return None
-
-
-def _divisors(number: int) -> Iterator[int]:
-    return (count for count in range(1, number + 1) if number % count == 0)
 
 
 BOUND = 1.05
@@ -324,20 +318,13 @@ def localize(rows: Iterable[TokenRow], metrics: Metrics, trial: str, level: int,
 def _worst(collected: Collected) -> tuple[WorstSequence, ...]:
     prompts = collected.prompt_texts()
     ordered = sorted(collected.sequences, key=lambda item: (-item.error, -item.position_error, item.run, item.step, item.row))
+    same = WorstSequence.model_fields.keys() - {"prompt", "error", "position_error"}
     return tuple(
         WorstSequence(
-            source=item.source,
-            run=item.run,
-            step=item.step,
-            row=item.row,
             prompt=prompts[item.prompt],
-            length=item.length,
-            tokens=item.tokens,
             error=number_to_json(item.error),
-            position=item.position,
             position_error=number_to_json(item.position_error),
-            masked_out=item.masked_out,
-            truncated=item.truncated,
+            **{name: getattr(item, name) for name in same},
         )
         for item in ordered[:WORST]
     )
@@ -426,9 +413,9 @@ def _doubled(place: int) -> str:
     return f"{first}-{(HEAD << place) - 1}"
 
 
-def _by_length(sequences: Sequence[token_errors.TokenSequence]) -> tuple[Bar, ...]:
+def _by_length(sequences: Sequence[TokenSequence]) -> tuple[Bar, ...]:
     """Mult error by the number of tokens in the loss."""
-    bins: dict[int, list[token_errors.TokenSequence]] = {}
+    bins: dict[int, list[TokenSequence]] = {}
     for sequence in sequences:
         bins.setdefault(doubling(sequence.tokens), []).append(sequence)
     return tuple(

@@ -20,7 +20,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_json
 from seatrial.core.records import BitComparison, BitDifference, CheckResult, Comparison, LevelResult, SideResult, Trial
-from seatrial.core.text import generic, ranges
+from seatrial.core.text import failure_identity, first_few, ranges
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.report.outcomes import DOUBT
 from seatrial.trial.pre_tests import JUNIT, read_cases
@@ -121,16 +121,16 @@ def _side(after: SideResult, before: SideResult | None, before_dir: Path, after_
         return _both_fail(after.name, False, "fails on the baseline, too, but which tests failed is not known")
     new = [name for name in now if name not in old]
     if new:
-        return _both_fail(after.name, False, f"fails differently: these tests do not fail on the baseline: {_few(new)}")
+        return _both_fail(after.name, False, f"fails differently: these tests do not fail on the baseline: {first_few(new)}")
     other = [f"{name}: {now[name]}, on the baseline {old[name]}" for name in now if _kind(now[name]) != _kind(old[name])]
     if other:
-        return _both_fail(after.name, False, f"fails differently: {_few(other, 1)}")
+        return _both_fail(after.name, False, f"fails differently: {first_few(other, 1)}")
     unlike = [f"{name}: {now[name]}, on the baseline {old[name]}" for name in now if now[name] != old[name]]
     if unlike:
-        same = all(generic(now[name]) == generic(old[name]) for name in now)
-        note = f"the same tests fail on the baseline, with other messages: {_few(unlike, 1)}"
+        same = all(failure_identity(now[name]) == failure_identity(old[name]) for name in now)
+        note = f"the same tests fail on the baseline, with other messages: {first_few(unlike, 1)}"
         return _both_fail(after.name, True, note if same else f"{note}: {DOUBT}", same)
-    return _both_fail(after.name, True, f"the same tests fail on the baseline: {_few(list(now))}")
+    return _both_fail(after.name, True, f"the same tests fail on the baseline: {first_few(list(now))}")
 
 
 def _failing(directory: Path) -> dict[str, str]:
@@ -158,18 +158,18 @@ def _level(after: LevelResult, before: LevelResult | None, old_roots: Sequence[s
     if (before.steps_reached or 0) < (after.steps_reached or 0):
         ends = f"the baseline failed before that, at step {before.steps_reached or 0}: {_at(before)}{was}"
         return _beyond(name, f"what fails at step {after.steps_reached} was never reached there: {ends}")
-    if before.boundary is not after.boundary or generic(was) != generic(now):
+    if before.boundary is not after.boundary or failure_identity(was) != failure_identity(now):
         return _both_fail(name, False, f"fails differently: on the baseline {_at(before)}{was}, now {_at(after)}{now}")
     old = {check.name: check for check in _missed(before)}
     new = [check.name for check in _missed(after) if check.name not in old]
     if new:
-        return _both_fail(name, False, f"fails differently: missed now and not on the baseline: {_few(new)}")
+        return _both_fail(name, False, f"fails differently: missed now and not on the baseline: {first_few(new)}")
     if (after.steps_reached or 0) < (before.steps_reached or 0):
         steps = f"came to step {after.steps_reached or 0}, on the baseline to step {before.steps_reached}"
         return _both_fail(name, False, f"fails differently: {steps}")
     more = [text for check in _missed(after) if (text := worse(old[check.name], check))]
     if more:
-        return _both_fail(name, False, f"fails differently: missed by more than on the baseline: {_few(more)}")
+        return _both_fail(name, False, f"fails differently: missed by more than on the baseline: {first_few(more)}")
     doubtful = next((check for check in _missed(after) if not measured_alike(old[check.name], check)), None)
     if doubtful is not None:
         return _both_fail(name, True, f"{both_values(old[doubtful.name], doubtful)}: {DOUBT}", excuses=False)
@@ -237,12 +237,8 @@ def _causes(before: LevelResult, old_roots: Sequence[str], after: LevelResult, r
     was, cause = _neutral(old.cause, old_roots), _neutral(now.cause, roots)
     if was == cause:
         return "", True
-    same = generic(was) == generic(cause)
+    same = failure_identity(was) == failure_identity(cause)
     return f"{now.signature}: {cause}, on the baseline {was}" + ("" if same else f": {DOUBT}"), same
-
-
-def _few(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 Source = Literal["record", "metrics"]

@@ -22,7 +22,7 @@ from seatrial.core.guarded import BadValue, parse_xml
 from seatrial.core.loop import Context, SideTests
 from seatrial.core.records import SideResult, replace
 from seatrial.core.specs import Signature
-from seatrial.core.text import generic
+from seatrial.core.text import failure_identity
 from seatrial.core.verdict import Boundary, Verdict, exit_code
 from seatrial.evidence.redact import Redactor
 from seatrial.report.outcomes import PROBE
@@ -328,14 +328,14 @@ def failures(probe: dict[str, Any]) -> list[ProbeFailure]:
     judged = probe["judged"]
     rungs = [(family["model"], rung) for family in judged["families"] for rung in family["rungs"] if rung["verdict"] == Verdict.FAIL]
     missed = [failure for model, rung in rungs for failure in _missed(model, rung)]
-    return missed or [ProbeFailure("", "", "", generic(str(judged.get("reason", ""))))]
+    return missed or [ProbeFailure("", "", "", failure_identity(str(judged.get("reason", ""))))]
 
 
 def _missed(model: str, rung: dict[str, Any]) -> list[ProbeFailure]:
     missed = [check for check in rung.get("checks", ()) if not check["passed"]]
     if not missed:
-        return [ProbeFailure(model, rung["rung"], "", generic(str(rung.get("reason", ""))))]
-    words = [(generic(check.get("message", "")), str(check.get("value", "")), check.get("threshold", "")) for check in missed]
+        return [ProbeFailure(model, rung["rung"], "", failure_identity(str(rung.get("reason", ""))))]
+    words = [(failure_identity(check.get("message", "")), str(check.get("value", "")), check.get("threshold", "")) for check in missed]
     return [ProbeFailure(model, rung["rung"], check["name"], *said) for check, said in zip(missed, words, strict=True)]
 
 

@@ -1,9 +1,6 @@
-"use strict";
-// Draws every run of a bisect over the commits. Colours come from the style sheet, so a theme change or a print redraws.
+// Draws every run of a bisect over the commits.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const drawn = new Map();
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const { data, colour } = plots;
   const measured = data.metric !== null;
   const LEVELS = { good: 0, skip: 1, bad: 2 };
   const MARKS = ["good", "bad", "skip"];
@@ -50,11 +47,6 @@
     ctx.restore();
   };
 
-  const describe = (chart) => {
-    chart.ctx.canvas.setAttribute("role", "img");
-    chart.ctx.canvas.setAttribute("aria-label", `${measured ? data.metric : "marks"} over commits; the table of steps says the same`);
-  };
-
   const words = (index) => {
     const [commit, subject, repo] = data.points[index];
     const runs = byPoint.get(index) ?? [];
@@ -62,16 +54,7 @@
     return `${repo ? `${repo} ` : ""}${commit.slice(0, 12)} ${subject} (${index} of ${data.points.length - 1}): ${said.join(", ") || "not run"}`;
   };
 
-  const readOut = (host) => {
-    const line = host.parentElement.querySelector(".extent");
-    line.dataset.rest ??= line.textContent;
-    return (chart) => {
-      const at = chart.cursor.idx;
-      line.textContent = at == null ? line.dataset.rest : words(entries[at][0]);
-    };
-  };
-
-  const axis = () => ({ stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" });
+  const about = `${measured ? data.metric : "marks"} over commits; the table of steps says the same`;
   const commits = (chart, splits) => splits.map((index) => (Number.isInteger(index) && data.points[index] ? data.points[index][0].slice(0, 7) : ""));
   // The first bad commit has a label of its own; the regular ones give way to it.
   const single = data.suspects.length === 1 && data.suspects[0][0] === data.suspects[0][1] ? data.suspects[0][0] : null;
@@ -84,7 +67,7 @@
   const levels = (chart, splits) => splits.map((level) => Object.keys(LEVELS).find((name) => LEVELS[name] === level) ?? "");
   const numbers = (chart, splits) => splits.map((value) => Number(value.toPrecision(4)).toString().replace("e+", "e"));
 
-  const draw = (host) => {
+  plots.start((host) => {
     const first = Number(host.dataset.first) - 0.8;
     const last = Number(host.dataset.last) + 0.8;
     const series = MARKS.map((mark) => ({
@@ -92,44 +75,19 @@
       points: { show: true, size: 9, width: mark === "skip" ? 2 : 1, stroke: colour(TONES[mark]), fill: mark === "skip" ? colour("--card") : colour(TONES[mark]) },
     }));
     const y = measured ? { values: numbers, size: 60, space: 34 } : { values: levels, splits: () => [0, 1, 2], size: 60 };
-    host.replaceChildren();
-    const chart = new uPlot(
+    return [
       {
-        width: Math.max(host.clientWidth, 200), height: measured ? 300 : 260,
+        height: measured ? 300 : 260,
         scales: {
           x: { time: false, range: (u, from, to) => (from === table[0][0] && to === table[0][table[0].length - 1] ? [first, last] : [from, to]) },
           y: { range: [measured ? low - spread * 0.04 : low, high] },
         },
-        axes: [{ ...axis(), size: 26, gap: 6, values: commits, splits: ticks, space: 70, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis(), gap: 6, ...y }],
+        axes: [{ ...plots.axis(), size: 26, gap: 6, values: commits, splits: ticks, space: 70, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...plots.axis(), gap: 6, ...y }],
         series: [{}, ...series],
-        legend: { show: false },
         cursor: { y: false, drag: { x: true, y: false }, points: { show: false } },
-        hooks: { drawAxes: [shade], draw: [describe], setCursor: [readOut(host)] },
+        hooks: { drawAxes: [shade], draw: [plots.describe(about)], setCursor: [plots.readOut(host, (at) => words(entries[at][0]))] },
       },
       table,
-      host,
-    );
-    drawn.get(host)?.destroy();
-    drawn.set(host, chart);
-  };
-
-  const redraw = () => document.querySelectorAll(".chart").forEach(draw);
-  const theme = (name) => () => {
-    if (name) document.documentElement.dataset.theme = name;
-    else delete document.documentElement.dataset.theme;
-    redraw();
-  };
-
-  redraw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  addEventListener("beforeprint", theme("light"));
-  addEventListener("afterprint", theme(""));
-  let width = innerWidth;
-  let timer = 0;
-  addEventListener("resize", () => {
-    if (innerWidth === width) return;
-    width = innerWidth;
-    clearTimeout(timer);
-    timer = setTimeout(redraw, 120);
+    ];
   });
 })();

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-from markupsafe import Markup
 
 from seatrial.core.errors import UserError
 from seatrial.core.files import replacing, write_bytes, write_json, write_text
-from seatrial.report.html import asset, environment, policy_hash
+from seatrial.report.html import page
 from seatrial.report.markdown import cell, prose
 from seatrial.rollouts.results.profile_data import QUANTITIES, AtK, Estimate, Group, Histogram, Numbers, Profile, Task
 
@@ -205,38 +204,21 @@ def _table_line(cells: tuple[str, ...]) -> str:
 
 
 WIDTH, HEIGHT = 420, 150
-_STYLE = """
-.drawn { width: 100%; height: auto; display: block; }
-.drawn text { font-size: 11px; fill: var(--soft); }
-.drawn rect { fill: var(--series); }
-.drawn line { stroke: var(--line); }
-.drawn polyline { fill: none; stroke: var(--series); stroke-width: 2; }
-.drawn circle { fill: var(--series); }
-.drawn .second polyline { stroke: var(--blocked); } .drawn .second circle, .drawn .second text { fill: var(--blocked); }
-"""
 
 
 def profile_html(profile: Profile) -> str:
-    style = asset("report.css") + _STYLE
     curves = (_curve("pass@k", profile.overall.pass_at), _curve("maj@k", profile.overall.majority_at))
-    template = Path(__file__).with_name("profile.html.j2").read_text(encoding="utf-8")
-    text = (
-        environment()
-        .from_string(template)
-        .render(
-            profile=profile,
-            summary=profile.summary,
-            answer=answer(profile),
-            tables=tables(profile),
-            curves=[curve for curve in curves if curve["dots"]],
-            charts=[_chart(histogram) for histogram in profile.summary.histograms],
-            size={"width": WIDTH, "height": HEIGHT},
-            style=Markup(style),  # our own text: nothing recorded is in it
-            policy=f"default-src 'none'; style-src '{policy_hash(style)}'",
-            share=share,
-        )
+    return page(
+        "profile.html.j2",
+        profile=profile,
+        summary=profile.summary,
+        answer=answer(profile),
+        tables=tables(profile),
+        curves=[curve for curve in curves if curve["dots"]],
+        charts=[_chart(histogram) for histogram in profile.summary.histograms],
+        size={"width": WIDTH, "height": HEIGHT},
+        share=share,
     )
-    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def _chart(histogram: Histogram) -> dict[str, Any]:
