@@ -25,8 +25,7 @@ from seatrial.core.records import RepoState
 from seatrial.core.text import one_line
 from seatrial.core.verdict import Verdict
 from seatrial.instruments.bridge.rungs import FAMILIES
-from seatrial.probes.bridge_run import shown_model
-from seatrial.probes.bridge_verdict import BridgeProbe, BridgeRequest, FamilyResult, RungResult
+from seatrial.probes.bridge_verdict import BridgeProbe, BridgeRequest, FamilyResult, RungResult, shown_model
 from seatrial.probes.refit_run import check_line, columns, section
 from seatrial.report.markdown import prose
 

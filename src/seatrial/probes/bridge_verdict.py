@@ -45,6 +45,11 @@ class BridgeRequest(Record):
     fault: str | None = None
 
 
+def shown_model(model: str) -> str:
+    """What a model is called in tables and facts."""
+    return model if model in ladder.FAMILIES else Path(model).absolute().name
+
+
 class RungResult(Record):
     """One rung of one family."""
 

@@ -31,6 +31,14 @@ STALL_S = 600.0
 Tell = Callable[[str], None]
 
 
+class ProbeInterrupted(KeyboardInterrupt):
+    """A probe was stopped: all its processes are ended, and there is no verdict."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(f"interrupted; what was found so far: {directory}")
+        self.directory = directory
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
     """Where and with what a driver runs."""
