@@ -26,8 +26,9 @@ from seatrial.core.records import replace as replace_record
 from seatrial.core.verdict import Boundary, Verdict, worst
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs, write_repos
-from seatrial.instruments.bridge.faults import FAULTS
-from seatrial.instruments.bridge.rungs import FAMILIES, TABLE
+from seatrial.instruments.bridge.faults import FAULTS as FAULTS
+from seatrial.instruments.bridge.rungs import FAMILIES as FAMILIES
+from seatrial.instruments.bridge.rungs import TABLE as TABLE
 from seatrial.probes.bridge_report import bridge_summary, card_text, require_card
 from seatrial.probes.bridge_verdict import BridgeProbe, BridgeRequest, JudgedBridgeProbe, judge_ladder, last_line, shown_model, touched
 from seatrial.probes.own_tests import OwnTests, own_tests

@@ -226,7 +226,7 @@ def _bound(rank: Rank, store: Path, watch: dict[str, str]) -> Callable[[], None]
     def work() -> None:
         _world(rank, store)
         if rank.fault:
-            faults.apply_fault(rank.fault)
+            faults.FAULTS[rank.fault].apply()
         seen = _watched(watch)
         try:
             module, _, function = rungs.TABLE[rank.rung].run.partition(":")
