@@ -1,11 +1,20 @@
-"""The processes of NeMo-RL: what each is by its command line, the environments of Ray workers, and the one child that the driver runs.
+"""The processes of NeMo-RL: what each is by its command line, the environments of Ray workers, the one child that the driver runs, and
+
+    python -m seatrial.instruments.nemo_rl.nemo_process --checkout DIR [arguments of ray_imports]
+
+in which driver and policy worker say where they would import from (`seatrial.instruments.ray_imports`). The driver's environment need not
+hold Megatron, so what the worker says counts. Where the worker's environment is not made yet, the worker runs in the driver's: then what is
+on PYTHONPATH is proven now, and the rest by training.
 
 A signal never cuts through the driver's own work, which keeps evidence and restores trees: it is remembered and passed on to the child.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -113,3 +122,22 @@ def policy_python(checkout: Path, environment: Mapping[str, str]) -> Path | None
     places = [Path(named)] if named else [checkout / "venvs", IMAGE]
     found = [place / POLICY / "bin" / "python" for place in places]
     return next((python for python in found if python.is_file()), None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the imports with the worker's own Python."""
+    from seatrial.instruments import ray_imports
+
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, add_help=False)
+    parser.add_argument("--checkout", required=True, type=Path)
+    arguments, rest = parser.parse_known_args(argv)
+    python = policy_python(arguments.checkout, os.environ)
+    if python is None:
+        say("the policy worker's environment is not made yet: a worker with the driver's Python is asked instead")
+        return ray_imports.main([*rest, "--may-lack", f"{ray_imports.DRIVER},{ray_imports.WORKER}"])
+    say(f"Ray workers are started with {python}")
+    return ray_imports.main([*rest, "--may-lack", ray_imports.DRIVER, "--py-executable", shlex.quote(str(python))])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,12 +1,16 @@
-"""A CPU for verl: loaded into every one of its processes through VERL_USE_EXTERNAL_MODULES.
+"""What Seatrial adds to verl, through verl's own registries: loaded into each of its processes by VERL_USE_EXTERNAL_MODULES.
 
 - The platform is registered through verl's own registry (`PlatformRegistry`), so the rest of verl asks it and not CUDA.
+- The trainer finds the generation server here, the worker the other end of the weight sync, and its engines: those of the module
+  in this folder that SEATRIAL_ENGINE names.
 - Ray is asked for one logical GPU, since verl places its workers by that resource.
 - Two functions of torch and one of verl are replaced, each for a reason stated where it happens; no file of verl is touched.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import random
 import types
 from collections.abc import Iterator
@@ -16,9 +20,13 @@ from typing import Any
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from seatrial.instruments.megatron import import_patches
 
+NAME = "seatrial"
+"""The rollout's name in verl's configuration."""
 _PORTS = range(20000, 30000)
 """Below what Linux gives to connections (32768 and up)."""
 
@@ -132,6 +140,22 @@ def _patch_ports(module: types.ModuleType) -> None:
     group._get_master_addr_port = get
 
 
+def _replica() -> type:
+    from seatrial.instruments.verl.generation_server import Replica
+
+    return Replica
+
+
+def _engines(_: types.ModuleType) -> None:
+    if engine := os.environ.get("SEATRIAL_ENGINE"):
+        importlib.import_module(f"seatrial.instruments.verl.{engine}")
+
+
 set_platform(CpuPlatform())
 _patch_torch()
 import_patches.after("verl.single_controller.ray.base", _patch_ports)
+# verl has no function to add to this table.
+_ROLLOUT_REGISTRY[(NAME, "async")] = "seatrial.instruments.verl.generation_server.Adapter"
+RolloutReplicaRegistry.register(NAME, _replica)
+# Seconds for each process: only where verl itself imports its engines.
+import_patches.after("verl.workers.engine", _engines)

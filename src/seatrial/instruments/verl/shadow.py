@@ -23,8 +23,8 @@ from seatrial.instruments.shadow import expected_logs, formulas
 from seatrial.instruments.shadow.interface import Diverged, ShadowSettings, write_findings
 from seatrial.instruments.shadow.recompute import Shadow
 from seatrial.instruments.shadow.rounds import Round
-from seatrial.instruments.verl import megatron_layout, reward, train, verl_settings
-from seatrial.instruments.verl.verl_process import PARTS, REWARDS
+from seatrial.instruments.verl import megatron_layout, train, verl_settings
+from seatrial.instruments.verl.verl_process import PARTS, REWARDS, even_share
 
 REWARD = "even_share"
 
@@ -180,7 +180,7 @@ def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
     asked = prompts(arguments.prompts + arguments.validation, train.DATA_SEED)[: arguments.prompts]
     world = World(
         prompts=[chat(tokenizer, text) for text in asked],
-        rewards={REWARD: lambda completions, _: [reward.even_share(text) for text in _texts(tokenizer, completions)]},
+        rewards={REWARD: lambda completions, _: [even_share(text) for text in _texts(tokenizer, completions)]},
         model=path,
         eos=(tokenizer.eos_token_id,),
         pad=tokenizer.pad_token_id,

@@ -172,7 +172,7 @@ def places(arguments: argparse.Namespace, scratch: str) -> list[str]:
         "critic.model.path": model,
         "data.train_files": write_prompts(out / "train.parquet", texts[: arguments.prompts], "train"),
         "data.val_files": write_prompts(out / "validation.parquet", texts[arguments.prompts :], "validation"),
-        "reward.custom_reward_function.path": here / "reward.py",
+        "reward.custom_reward_function.path": here / "verl_process.py",
         "trainer.v1.sampler.custom_sampler.path": here / "sampler.py",
         "trainer.default_local_dir": out / "checkpoints",
         "trainer.rollout_data_dir": out / "rollouts",

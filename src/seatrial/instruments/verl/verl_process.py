@@ -1,8 +1,22 @@
-"""What a process of verl is, the fault that acts in it, and its part of the batch record: by command line and environment, stdlib only."""
+"""A process of verl: what it is, the fault that acts in it, its part of the batch record, the reward, and the check of its imports.
+
+By command line and environment; standard library only. verl loads this file as `reward.custom_reward_function`.
+
+    python -m seatrial.instruments.verl.verl_process SHIM PACKAGE...
+
+imports packages once, with what makes them run on a CPU, and prints a line with MARK and a JSON object: empty when all could be imported;
+otherwise `package`, `missing` (a module's name), `said` and `core`, the version of the installed Megatron-Core. Whatever else is raised
+is left to the caller, as the traceback that it is.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import json
 import os
+import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,9 +83,45 @@ def record_directory() -> Path | None:
     return Path(place) if place else None
 
 
-def rewarded(row: int, text: str, reward: float) -> None:
-    """One call of the reward function."""
+def even_share(text: str) -> float:
+    """Share of characters with an even code; an empty answer earns 0. Every vocabulary has some, so rewards vary from the first step."""
+    return sum(ord(mark) % 2 == 0 for mark in text) / len(text) if text else 0.0
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
+    """The reward of one completion. Each call leaves a fact: a rollout that was lost before or in the reward is missing among them."""
+    fault = current_fault()
+    if fault == "reward-raises" and zlib.crc32(ground_truth.encode()) % 3 == 0:
+        raise RuntimeError("reward backend unavailable")
+    score = 0.5 if fault == "constant-reward" else even_share(solution_str)
     place = record_directory()
-    if place is not None:
+    if data_source == "train" and place is not None:
         place.mkdir(parents=True, exist_ok=True)
-        facts.append(place / REWARDS, {"row": row, "text": text, "reward": reward})
+        facts.append(place / REWARDS, {"row": int((extra_info or {}).get("index", -1)), "text": solution_str, "reward": score})
+    facts.append(os.environ["SEATRIAL_FACTS"], {"fact": "reward", "split": data_source, "score": score})
+    return score
+
+
+MARK = "seatrial imports: "
+
+
+def check_imports(shim: str, packages: list[str]) -> dict[str, str]:
+    """The first package that needs a module which is not there, or nothing."""
+    importlib.import_module(f"seatrial.instruments.verl.{shim}")
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            return {"package": package, "missing": error.name or "", "said": str(error), "core": _core()}
+    return {}
+
+
+def _core() -> str:
+    try:
+        return importlib.metadata.version("megatron-core")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+if __name__ == "__main__":
+    print("\n" + MARK + json.dumps(check_imports(sys.argv[1], sys.argv[2:])))
