@@ -162,7 +162,6 @@ MOST = 0.05
 
 
 def judge_loop(rows: Sequence[Fact], device: str) -> RungJudgement:
-    """What the facts of the rung `loop` prove."""
     facts = Facts(tuple(rows))
     try:
         run = read_loop_facts(facts, device)
@@ -187,7 +186,6 @@ def judge_loop(rows: Sequence[Fact], device: str) -> RungJudgement:
 
 
 def _moved(run: LoopFacts) -> CheckResult:
-    """The optimizer changed the Megatron model at every step."""
     idle = [step for step, left in enumerate(run.learn.unmoved, 1) if left.count >= run.reimport.parameters]
     said = f"step {idle[0]} left every parameter as it was: {', '.join(run.learn.unmoved[idle[0] - 1].names[:3])}" if idle else ""
     value = f"{run.setup.steps - len(idle)} of {run.setup.steps} steps"
@@ -291,7 +289,6 @@ def _yes(said: list[str]) -> str:
 
 
 def _rewards(run: LoopFacts) -> list[CheckResult]:
-    """The reward rises, ends above that of each control, and stays where nothing is learned."""
     early, late = _halves(run.learn.rewards)
     before, after = _halves(run.no_learning.rewards)
     still = min(chance(after, before), chance(before, after))

@@ -78,7 +78,6 @@ SHOWN = 3
 
 
 def judge_gradients(row: Mapping[str, Any], who: str = "") -> list[CheckResult]:
-    """The checks of one comparison; `who` says whose, with a colon."""
     worst, tensors, largest = row.get("worst"), row.get("tensors"), number_of(row.get("largest")) or 0.0
     first = worst.get("first") if isinstance(worst, dict) else None
     found = [item for item in first if isinstance(item, dict)] if isinstance(first, list) else []
@@ -261,7 +260,6 @@ def _wider(row: Row, dtype: str) -> list[str]:
 
 
 def _shown(found: object) -> list[str]:
-    """The first of a list, for people."""
     return [f"{item.get('name')} ({item.get('looks')})" if isinstance(item, dict) else str(item) for item in first_of(found)[:SHOWN]]
 
 
@@ -445,7 +443,6 @@ def _rerouted(row: Row, dtype: str) -> list[str]:
 
 
 def _limit(noise: Row, routed: bool) -> float | None:
-    """How large the largest error may be."""
     limits = [_times(FACTOR, noise.get("max"), noise)]
     if routed:
         limits.append(_times(TAIL, noise.get("median"), noise))

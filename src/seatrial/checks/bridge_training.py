@@ -159,7 +159,6 @@ def judge_lora(rows: Sequence[Row], device: str) -> RungJudgement:
 
 
 def _computed(outputs: Row, total: Row, device: str) -> list[tuple[str, bool, object, object, str]]:
-    """The checks of what adapters and exports compute."""
     scale, floor, effect = (bridge_rungs.number_of(outputs.get(key)) for key in ("scale", "floor", "effect"))
     limit = LOGITS * max(1.0, scale or 0.0)
     if device != "cpu" and floor is not None and floor <= FLOOR_CAP * max(1.0, scale or 0.0):

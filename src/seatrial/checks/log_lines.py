@@ -71,8 +71,6 @@ _SIGNAL = re.compile(r"(?:Terminated|Killed|Hangup|Aborted|Segmentation fault)(?
 
 
 class Said(NamedTuple):
-    """A line that says something."""
-
     number: int
     text: str
     value: str

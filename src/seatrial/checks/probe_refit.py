@@ -175,14 +175,12 @@ def _verdict(
 
 
 def describe(wrong: Wrong) -> str:
-    """One wrong tensor in words."""
     looks = f": {wrong.looks}" if wrong.looks else ""
     held = f", held as {wrong.runtime}," if wrong.runtime not in ("", wrong.name) else ""
     return f"{wrong.name} (layer {wrong.layer}){held} on replica {wrong.replica} at step {wrong.step}, version {wrong.version}{looks}"
 
 
 def lines(rows: Rows) -> tuple[RefitLine, ...]:
-    """The refits, for the table."""
     keep = ("index", "step", "version", "replica", "transport", "kind", "names", "bytes", "changed", "elements", "methods", "refused")
     return tuple(
         RefitLine(stale=row.stale_names, wrong=len(row.wrong_names), **{key: getattr(row, key) for key in keep}) for row in rows.refits

@@ -72,7 +72,6 @@ def _classified(rows: Rows) -> CheckResult:
 
 
 def _unsound(row: Coverage) -> list[str]:
-    """What is wrong with the classes themselves."""
     names = Counter([*row.written, *row.shared, *row.derived, *row.moved, *row.constant])
     made = [f"{name}: in two classes" for name, count in names.items() if count > 1]
     made += [f"replica {row.replica}: {names.total()} of {row.tensors} tensors are classified"] if names.total() != row.tensors else []

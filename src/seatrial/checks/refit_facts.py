@@ -211,11 +211,9 @@ class Rows:
         return {(row.incarnation, row.replica) for row in rows if row.incarnation is not None and row.replica is not None}
 
     def versions(self) -> tuple[Version, ...]:
-        """What replicas said."""
         return tuple(row for row in self.replicas if isinstance(row, Version))
 
     def samples(self) -> tuple[Sample, ...]:
-        """All samples."""
         return tuple(row for row in self.replicas if isinstance(row, Sample))
 
 
@@ -336,7 +334,6 @@ def _exports(rows: Rows) -> Iterator[str]:
 
 
 def _counts(rows: Rows) -> Iterator[str]:
-    """Counts of a refit against what was sent."""
     sent = sent_versions(rows)
     for row in rows.refits:
         if row.version in sent and row.names != len(sent[row.version]):

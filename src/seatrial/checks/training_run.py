@@ -91,7 +91,6 @@ class _Run:
     series: dict[str, Series]
 
     def named(self, names: Iterable[str]) -> dict[str, Series]:
-        """The series with points that one of these expressions names."""
         patterns = [_compiled(name) for name in names]
         return {tag: series for tag, series in self.series.items() if series.steps and any(p.fullmatch(tag) for p in patterns)}
 
@@ -188,7 +187,6 @@ def _numbers(metrics: Metrics, signals: Signals) -> list[CheckResult]:
 
 
 def _finite(printed: Metrics) -> list[CheckResult]:
-    """Every value that the log prints is a number."""
     bad = [(tag, steps) for tag, series in sorted(printed.series.items()) if (steps := series.non_finite())]
     if not printed.series:
         return []
@@ -452,7 +450,6 @@ def _possible(run: _Run, signals: Signals) -> list[CheckResult]:
 
 
 def _bounded(run: _Run, signals: Signals) -> Findings:
-    """Nothing diverged."""
     found = Findings()
     supervised = not run.named(signals.reward)
     losses = (Bound(name, floor=20, growth=5) for name in signals.loss) if supervised else ()
@@ -480,7 +477,6 @@ def _within(tag: str, series: Series, bound: Bound) -> CheckResult:
 
 
 def _beside(metrics: Metrics, printed: Metrics, signals: Signals) -> Findings:
-    """The log prints the same steps and values that the files hold."""
     found = Findings()
     if not printed.series or not metrics.series:
         return found

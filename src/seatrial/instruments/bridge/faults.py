@@ -16,8 +16,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BridgeFault:
-    """One bug."""
-
     text: str
     model: str
     """A family that can have it."""
@@ -200,7 +198,6 @@ fault("qkv-interleave-export", "the export takes q, k, v as concatenated, not in
 
 
 def gate_up(on_import: bool, on_export: bool) -> Apply:
-    """Gate and up change places."""
 
     def load(plain: Any, self: Any, hf_weights: Any, megatron_module: Any) -> Any:
         return plain(self, {"gate": hf_weights["up"], "up": hf_weights["gate"]}, megatron_module)
@@ -231,7 +228,6 @@ def neighbour(name: str) -> str:
 @fault("expert-permutation", "experts are imported and exported under wrong numbers", "parity", "layers.0.mlp", "qwen3-moe")
 @around(f"{MAPPING}:MegatronParamMapping._resolve_names")
 def _experts_both_ways(plain: Any, self: Any, captures: Any) -> Any:
-    """The router does not know."""
     ours, theirs = plain(self, captures)
     return ours, neighbour(theirs) if isinstance(theirs, str) else {key: neighbour(name) for key, name in theirs.items()}
 

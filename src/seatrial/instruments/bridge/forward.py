@@ -228,7 +228,6 @@ def _rotary(ours: Any, hf: Any) -> Iterator[str]:
 
 
 def _activation(config: Any, theirs: Any) -> Iterator[str]:
-    """Both activations of the same numbers."""
     import torch
 
     if theirs is None:
@@ -284,8 +283,6 @@ NORMED_TWICE = ("self_attention.linear_proj", "mlp")
 
 @dataclass
 class SeenModules:
-    """One place in both models."""
-
     megatron: str
     hf: str
     layer: int | None

@@ -114,7 +114,6 @@ class Ladder:
         self.workers: Workers | None = None
 
     def run(self) -> None:
-        """What was imported, then every item, in order."""
         if self.device == "cpu":
             self.imported()
             self.items()
@@ -136,7 +135,6 @@ class Ladder:
         self.write("imported", **origins())
 
     def items(self) -> None:
-        """Every item of a model that there is."""
         places = {name: Path(place) if place else self.made(name) for name, place in self.plan["models"].items()}
         for item in self.plan["items"]:
             place = places[item["model"]]
@@ -154,7 +152,6 @@ class Ladder:
         return place if state == "ran" else None
 
     def item(self, item: dict[str, Any], directory: Path) -> None:
-        """One rung of one model."""
         model, name, fault = item["model"], item["rung"], item.get("fault")
         rung = rungs.TABLE[name]
         place = self.out / "rungs" / "-".join(filter(None, (model, name, fault)))
@@ -184,7 +181,6 @@ class Ladder:
         return state, text, seconds, cpu
 
     def write(self, fact: str, **fields: Any) -> None:
-        """One fact of the driver's own."""
         facts.append(self.facts, {"fact": fact, **fields})
 
 
@@ -371,7 +367,6 @@ def origins() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the plan of the command line."""
     if sys.argv[1:] == ["--worker"]:
         worker()
         return

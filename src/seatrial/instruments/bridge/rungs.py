@@ -22,8 +22,6 @@ from seatrial.instruments.megatron import shims
 
 @dataclass(frozen=True)
 class Rung:
-    """One question to the Bridge under test."""
-
     title: str
     run: str
     """`module:function`, below this package."""
@@ -96,7 +94,6 @@ class BridgeSession:
             shims.add(self.bridge)
 
     def torch_dtype(self) -> Any:
-        """The precision of the weights."""
         import torch
 
         return getattr(torch, self.dtype)
@@ -218,7 +215,6 @@ class Rank:
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Rank:
-        """From what `plain` gave."""
         return cls(**{**fields, **{key: Path(fields[key]) for key in ("directory", "out", "facts")}})
 
     def write(self, fact: str, **fields: Any) -> None:
@@ -227,12 +223,10 @@ class Rank:
             facts.append(self.facts, {"fact": fact, "model": self.model, "rung": self.rung, "fault": self.fault, **fields})
 
     def say(self, text: str) -> None:
-        """Progress, for people."""
         if self.rank == 0:
             print(f"seatrial: {self.model}: {self.rung}: {text}", flush=True)
 
     def session(self, dtype: str = "float32") -> BridgeSession:
-        """The model through the Bridge under test."""
         return BridgeSession(self.directory, self.device, dtype)
 
     def config(self) -> Any:
@@ -416,7 +410,6 @@ def of_architecture(architecture: str) -> str | None:
 
 
 def family_settings(family: Family) -> dict[str, Any]:
-    """Arguments of the configuration's class."""
     fixed = {"tie_word_embeddings": family.tied, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     return {**{key: value for key, value in {**SIZES, **family.fields}.items() if value is not None}, **fixed}
 

@@ -43,7 +43,6 @@ where wrong weights show in no log-probability; with less the reward hardly rise
 
 
 def reward(tokens: Sequence[int]) -> float:
-    """The share of wanted tokens."""
     return sum(token % WANTED == 0 for token in tokens) / len(tokens)
 
 
@@ -190,12 +189,10 @@ def no_learning(rank: Rank, loop: Loop, policy: MegatronPolicy, last: int, steps
 
 
 def count(policy: MegatronPolicy) -> int:
-    """How many parameters the Megatron model has."""
     return sum(1 for _ in policy.model.named_parameters())
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The facts that a loop wrote."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -211,13 +208,11 @@ class Seeded(Engine):
     """Samples that are independent: from one seed for a whole batch, vLLM draws the same numbers for each of its prompts."""
 
     def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> dict[str, Any]:
-        """Completions of equal length."""
         seeds = [seed * len(prompts) + index for index in range(len(prompts))]
         return stamped(self.client.rollouts(prompts, length, seeds, min_tokens=length, ignore_eos=True))
 
 
 def run_loop(rank: Rank) -> None:
-    """Start the generator, run the loop and its controls."""
     options, config = rank.options or {}, rank.config()
     engine, note = chosen(rank, config)
     steps = int(options.get("steps") or STEPS)

@@ -113,7 +113,6 @@ def _down(model: Any, gradient: str) -> None:
 
 
 def run_parity(rank: Rank) -> None:
-    """Both precisions; then the places in between."""
     import torch
     from megatron.core.transformer.module import Float16Module
 
@@ -137,7 +136,6 @@ def run_parity(rank: Rank) -> None:
 
 
 def evaluated(chunks: list[Any]) -> list[Any]:
-    """The chunks in evaluation mode."""
     return [chunk.eval() for chunk in chunks]
 
 
@@ -193,7 +191,6 @@ ROWS, WIDTH = 4, 16
 
 
 def run_parallel(rank: Rank) -> None:
-    """One rank alone, then two."""
     import torch
     from megatron.core import parallel_state
 

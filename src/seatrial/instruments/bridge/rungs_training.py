@@ -31,7 +31,6 @@ DECAY = 0.1
 
 
 def run_optimizer(rank: Rank) -> None:
-    """Reference, control, and both optimizers against the reference."""
     session = rank.session()
     given = training.batch(session)
     half = len(given.ids) // rank.world
@@ -96,7 +95,6 @@ SHARDING = {"distrib_optim_sharding_type": "dp_reshardable"}
 
 
 def run_checkpoint(rank: Rank) -> None:
-    """Both precisions."""
     import torch
 
     # On CUDA some gradients are summed in any order unless this is asked for; warnings only, as a few kernels have no other way.
@@ -107,7 +105,6 @@ def run_checkpoint(rank: Rank) -> None:
 
 
 def resume(rank: Rank, dtype: str) -> None:
-    """Save, load, go on."""
     session = rank.session(dtype)
     batches = [training.batch(session, seed=seed) for seed in range(BEFORE + AFTER)]
     place = rank.out / f"checkpoint-{dtype}"
@@ -164,7 +161,6 @@ def state(trainer: Trainer) -> dict[str, Any]:
 
 
 def kinds(found: dict[str, Any]) -> dict[str, int]:
-    """How many values there are of each kind."""
     made: dict[str, int] = {}
     for name in found:
         made[name.split(" ")[0]] = made.get(name.split(" ")[0], 0) + 1
@@ -190,14 +186,12 @@ def same_settings(first: Trainer, second: Trainer) -> list[str]:
 
 
 def sharded(trainer: Trainer, loading: bool) -> dict[str, Any]:
-    """What is saved, or what is to be loaded."""
     (chunk,) = trainer.chunks
     model = unwrapped(chunk).sharded_state_dict()
     return {"model": model, "optimizer": trainer.optimizer.sharded_state_dict(model, is_loading=loading, metadata=SHARDING)}
 
 
 def save(trainer: Trainer, place: Path) -> None:
-    """Megatron's distributed checkpoint."""
     from megatron.core import dist_checkpointing
 
     place.mkdir()
@@ -205,7 +199,6 @@ def save(trainer: Trainer, place: Path) -> None:
 
 
 def load(trainer: Trainer, place: Path) -> None:
-    """Into model and optimizer."""
     import torch
     from megatron.core import dist_checkpointing
 
@@ -228,7 +221,6 @@ PREFIX = "base_model.model."
 
 
 def run_lora(rank: Rank) -> None:
-    """Placement, training, exports."""
     if importlib.util.find_spec("peft") is None:
         raise Missing("the package peft")
     session = rank.session()
@@ -276,14 +268,12 @@ def run_lora(rank: Rank) -> None:
 
 
 def adapters(targets: list[str]) -> Any:
-    """The Bridge's LoRA."""
     from megatron.bridge.peft.lora import LoRA
 
     return LoRA(target_modules=targets, dim=DIM, alpha=ALPHA)
 
 
 def carriers(chunks: list[Any]) -> set[str]:
-    """Modules that have an adapter."""
     return {name.split(ADAPTER)[0] for name, _ in unwrapped(chunks[0]).named_parameters() if ADAPTER in name}
 
 
@@ -294,7 +284,6 @@ def matching(base: list[Any], targets: list[str]) -> set[str]:
 
 
 def placed(rank: Rank, session: BridgeSession, base: list[Any], targets: list[str]) -> None:
-    """Where adapters land."""
     lora = adapters(targets)
     provider = session.provider(load=False, **training.UNBALANCED)
     provider.register_pre_wrap_hook(lambda chunks: lora(chunks, training=True))
@@ -399,12 +388,10 @@ def added(rank: Rank, session: BridgeSession, model: Any, saved: dict[str, Any],
 
 
 def computed(session: BridgeSession, chunks: list[Any], ids: Any) -> Any:
-    """Megatron's logits."""
     return training.evaluated(chunks, lambda: forward.logits(session, chunks, ids))
 
 
 def in_hf(session: BridgeSession, model: Any, ids: Any) -> Any:
-    """Logits of transformers."""
     import torch
 
     with torch.no_grad():
@@ -415,7 +402,6 @@ POLICY_STEPS = 4
 
 
 def run_policy(rank: Rank) -> None:
-    """Step, export, recompute."""
     session = rank.session()
     given = training.batch(session)
     rank.write("gradients", **rungs_numbers.compared(session, given, rank.out / "descended"))

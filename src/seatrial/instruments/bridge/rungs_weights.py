@@ -47,7 +47,6 @@ DENSE = {"ffn_hidden_size": ("intermediate_size",)}
 
 
 def run_build(rank: Rank) -> None:
-    """Build without weights."""
     session = rank.session()
     provider = session.provider(load=False)
     (chunk,) = session.build(load=False, provider=provider)
@@ -89,7 +88,6 @@ VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 
 
 def run_import(rank: Rank) -> None:
-    """Fill with NaN, import, look."""
     import torch
 
     stored = training.on_disk(rank.directory)
@@ -153,7 +151,6 @@ def _with_nan(stored: Mapping[str, Any]) -> list[str]:
 
 
 def run_roundtrip(rank: Rank) -> None:
-    """Import and export in both precisions."""
     from megatron.core.transformer.module import Float16Module
 
     stored = training.on_disk(rank.directory)
@@ -170,7 +167,6 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_confi
 
 
 def run_reload(rank: Rank) -> None:
-    """Save, reload, compare."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -203,7 +199,6 @@ def run_reload(rank: Rank) -> None:
 
 
 def _config(original: Path, saved: Path) -> list[dict[str, Any]]:
-    """The fields that differ, both sides."""
     from transformers import AutoConfig
 
     left, right = (AutoConfig.from_pretrained(place, local_files_only=True).to_dict() for place in (original, saved))
@@ -225,7 +220,6 @@ def _tokenizer(original: Path, saved: Path) -> dict[str, Any]:
 
 
 def run_mapping(rank: Rank) -> None:
-    """Resolve all names both ways."""
     session = rank.session()
     chunks = session.build(load=False)
     stored = training.on_disk(rank.directory)
@@ -319,7 +313,6 @@ EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(.+)$")
 
 
 def run_order(rank: Rank) -> None:
-    """Export twice and look at names and places."""
     session = rank.session()
     chunks = session.build()
     live = {value.untyped_storage().data_ptr() for chunk in chunks for value in unwrapped(chunk).parameters()}

@@ -50,7 +50,6 @@ def on_disk(directory: Path) -> dict[str, Any]:
 
 
 def tied(config: Any) -> bool:
-    """Whether the configuration says that the output head is the embedding."""
     return bool(getattr(config, "tie_word_embeddings", False))
 
 
@@ -177,7 +176,6 @@ class Batch:
         return -(self.advantages.to(logp.device)[:, None] * logp).mean()
 
     def rows(self, start: int, end: int) -> Batch:
-        """Some of its rows."""
         return Batch(self.ids[start:end], self.advantages[start:end])
 
 
@@ -198,7 +196,6 @@ def chosen(logits: Any, ids: Any) -> Any:
 
 
 def loss(session: BridgeSession, chunks: list[Any], given: Batch) -> Any:
-    """The loss of a model on a batch."""
     return given.loss(forward.logits(session, chunks, given.ids))
 
 
@@ -264,7 +261,6 @@ class Trainer:
         return float(value.detach()), float(norm)
 
     def parameters(self) -> dict[str, Any]:
-        """Copies of all parameters, by Megatron's names."""
         return parameters(self.chunks)
 
 

@@ -125,11 +125,9 @@ class NullStream:
     def __exit__(self, *_exc: object) -> None: ...
 
     def query(self) -> bool:
-        """Everything is done."""
         return True
 
     def elapsed_time(self, _other: object) -> float:
-        """No time between two things that are done."""
         return 0.0
 
     def nothing(self, *_args: Any, **_kwargs: Any) -> None:
@@ -138,7 +136,6 @@ class NullStream:
     wait_stream = wait_event = synchronize = record = wait = nothing
 
     def record_event(self, *_args: Any) -> NullStream:
-        """An event that has happened."""
         return self
 
 

@@ -34,8 +34,6 @@ from seatrial.instruments.megatron import import_patches
 
 @dataclass(frozen=True)
 class Shim:
-    """One stand-in."""
-
     stands_for: str
     """The upstream place that fails without it."""
     reason: str
@@ -417,13 +415,11 @@ PACKAGES = ("megatron.bridge", "megatron.core")
 
 
 def pytest_load_initial_conftests() -> None:
-    """Called by pytest before it reads any conftest.py."""
     if importlib.util.find_spec("torch") is not None:
         install()
 
 
 def pytest_sessionfinish() -> None:
-    """Called by pytest after the last test."""
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in PACKAGES}
     used = [row["id"] for row in report() if row["state"] == "used"]
     Path(os.environ[IMPORTED]).write_text(json.dumps({"files": files, "shims": used}), encoding="utf-8")

@@ -234,12 +234,10 @@ def from_bytes(data: memoryview, device: Any) -> Any:
 
 
 def dtype_name(tensor: Any) -> str:
-    """`bfloat16` and the like."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def of_coded(coded: Coded) -> list[memoryview]:
-    """The planes of a coded tensor."""
     if coded.mode == "same":
         return []
     if coded.mode == "dense":

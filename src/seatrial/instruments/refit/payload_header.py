@@ -58,8 +58,6 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a payload."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -75,8 +73,6 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a payload says about itself."""
-
     transport: str
     kind: str
     version: int

@@ -98,7 +98,6 @@ Compare = Callable[[], Mismatch | None]
 
 
 def say(text: str) -> None:
-    """A line for the log."""
     print(f"seatrial: {text}", flush=True)
 
 
@@ -143,7 +142,6 @@ class RefitDriver:
         self._last_payload = b""
 
     def write(self, fact: str, **fields: Any) -> None:
-        """One row."""
         facts.append(self.facts, {"fact": fact, **fields})
 
     def begin(self, export: dict[str, Any]) -> None:

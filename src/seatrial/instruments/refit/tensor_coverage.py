@@ -206,7 +206,6 @@ class Owned:
         self._exported = names if self._exported is None else self._exported & names
 
     def unexported(self) -> list[str]:
-        """See the function."""
         return unexported(self._history, self._exported or ())
 
 

@@ -249,8 +249,6 @@ def _layout(tensor: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Applied:
-    """What a refit did."""
-
     version: int
     root: str
     """Of the live weights, hashed after writing."""
@@ -266,7 +264,6 @@ class Consumer:
         self.weights, self.version = dict(weights), version
 
     def state(self) -> dict[str, Any]:
-        """What is held right now."""
         hashes = fingerprint.tensors(self.weights.items())
         return {"version": self.version, "root": fingerprint.tree(hashes).root, "hashes": hashes}
 

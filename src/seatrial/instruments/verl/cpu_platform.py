@@ -65,7 +65,6 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
     device_module = DEVICE
 
     def is_available(self) -> bool:
-        """A CPU is always there."""
         return True
 
     def current_device(self) -> Any:
@@ -73,7 +72,6 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         return torch.device("cpu")
 
     def device_count(self) -> int:
-        """One."""
         return 1
 
     set_device = synchronize = empty_cache = set_allocator_settings = profiler_start = profiler_stop = staticmethod(_nothing)
@@ -94,7 +92,6 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
 
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
-        """No profiler."""
         yield
 
     def ray_resource_name(self) -> str:
@@ -102,11 +99,9 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """None: nothing is hidden."""
         return []
 
     def is_ipc_supported(self) -> bool:
-        """No."""
         return False
 
 

@@ -73,7 +73,6 @@ class Server:
         return dict(self.model.state_dict(keep_vars=True))
 
     async def generate(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
-        """One completion."""
         place = self.asked[tuple(prompt_ids)]
         self.asked[tuple(prompt_ids)] += 1
         text = f"{self.seed} {self.version} {place} {prompt_ids}"

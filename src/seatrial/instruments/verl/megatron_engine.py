@@ -43,7 +43,6 @@ class _Chunked(Watched):
         return getattr(value, "main_grad", None)
 
     def optimizers(self) -> list[Any]:
-        """The torch optimizers inside Megatron's."""
         return [part.optimizer for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer])]
 
     def optimizer_groups(self, optimizer: Any) -> list[list[tuple[Any, Any]]]:
@@ -73,7 +72,6 @@ class _Chunked(Watched):
         return [states, [group["params"] for optimizer in self.optimizers() for group in optimizer.param_groups]]
 
     def steps_done(self) -> int:
-        """What Megatron's scheduler counts."""
         return int(self.lr_scheduler.num_steps)
 
     def generators(self) -> dict[str, str]:
@@ -82,7 +80,6 @@ class _Chunked(Watched):
         return {**super().generators(), **fingerprint.state(regions, "megatron")}
 
     def as_exported(self) -> Mapping[str, Any] | None:
-        """By the layout of Megatron's fused tensors."""
         return megatron_layout.exported(
             dict(self.network().named_parameters()), self.tf_config.num_query_groups, self.tf_config.kv_channels
         )
@@ -97,6 +94,4 @@ class Actor(_Chunked, MegatronEngineWithLMHead):  # type: ignore[misc]
 
 @EngineRegistry.register(model_type="value_model", backend="megatron", device="cpu")
 class Critic(_Chunked, MegatronEngineWithValueHead):  # type: ignore[misc]
-    """The critic's engine."""
-
     role = "critic"

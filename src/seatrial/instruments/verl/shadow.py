@@ -327,7 +327,6 @@ class RoundShadow(Shadow):
         self.found.count("logging", expected_logs.compare(expected, moment.first().values, tokens, self.world.loop in self.same, ALWAYS))
 
     def _round(self, made: Round) -> dict[str, float]:
-        """The metrics of a generation."""
         s, mask = self.s, made.mask
         lengths, asked = (torch.tensor([len(ids) for ids in rows], dtype=torch.float64) for rows in (made.completions, made.prompts))
         inside = mask.bool()
@@ -371,7 +370,6 @@ def _average(values: Sequence[float]) -> float:
 
 
 def _summed(values: Sequence[Any], terms: Sequence[formulas.Terms], tokens: float, s: ShadowSettings) -> float:
-    """Over the micro-batches of a step."""
     return sum(float(formulas.reduced(value, each.mask, 0.0, s, tokens)) for value, each in zip(values, terms, strict=True))
 
 

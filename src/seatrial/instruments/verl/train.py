@@ -72,7 +72,6 @@ def make_model(directory: Path, tied: bool = True) -> Path:
 
 
 def write_prompts(path: Path, texts: list[str], split: str) -> Path:
-    """The prompts in the form that verl's dataset reads."""
     import pyarrow
     from pyarrow import parquet
 
@@ -99,7 +98,6 @@ def by_prompt(directory: Path, last: int) -> dict[str, float]:
 
 
 def _scores(path: Path) -> dict[str, float]:
-    """The mean score of each prompt in a dump."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     found: dict[str, list[float]] = {}
     for row in rows:
@@ -108,7 +106,6 @@ def _scores(path: Path) -> dict[str, float]:
 
 
 def last_validation(directory: Path) -> int:
-    """The step of the last dump."""
     return max(int(path.stem) for path in (directory / "validation").glob("*.jsonl"))
 
 
@@ -134,12 +131,10 @@ DAY = 24 * 3600
 
 
 def say(text: str) -> None:
-    """A milestone line for the log."""
     print(f"seatrial: {text}", flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The driver's own options."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--out", type=Path, required=True, help="directory of this run: metrics.jsonl, facts.jsonl, checkpoints")
     made.add_argument("--model", required=True, help=f"a local model directory, or {MADE}")
@@ -154,13 +149,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def model_path(arguments: argparse.Namespace) -> Path:
-    """Where the model lies, or is made."""
     name = f"{MADE}-untied" if arguments.untied else MADE
     return Path(arguments.models) / name if arguments.model == MADE else Path(arguments.model)
 
 
 def places(arguments: argparse.Namespace, scratch: str) -> list[str]:
-    """Overrides that say where everything is."""
     out: Path = arguments.out
     model = model_path(arguments)
     if arguments.model == MADE:
