@@ -19,7 +19,7 @@ from seatrial.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from seatrial.bisect.find_commit import find_commit as bisect
-    from seatrial.checks.probe_refit import RefitProbe
+    from seatrial.checks.refit_judge import RefitProbe
     from seatrial.core import records
     from seatrial.core.config import Loaded
     from seatrial.core.records import CheckResult, LevelResult

@@ -14,7 +14,7 @@ import pytest
 from seatrial.checks.bridge import CHANCE, chance, judge_loop
 from seatrial.checks.bridge_rungs import RungJudgement
 from seatrial.checks.probe_facts import Row
-from seatrial.checks.probe_refit import TRANSPORTS
+from seatrial.checks.refit_judge import TRANSPORTS
 from seatrial.instruments.bridge.rungs import Missing, Rank
 from seatrial.instruments.bridge.rungs_loop import chosen, experts_of, reward
 

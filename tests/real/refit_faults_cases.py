@@ -23,7 +23,7 @@ from real.refit_peers import Scene, SelfCompare, seen
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
 from seatrial.instruments.refit.agreement import Ledger
-from seatrial.instruments.refit.coordinate_map import bits
+from seatrial.instruments.refit.map_learner import bits
 from seatrial.instruments.refit.payload_header import RefitRefused
 from seatrial.instruments.refit.weight_transfer import Consumer, Producer
 

@@ -29,8 +29,8 @@ from seatrial.checks import bridge_rungs, bridge_training
 from seatrial.checks.bridge_rungs import RungJudge, RungJudgement
 from seatrial.checks.probe_facts import Facts, proof
 from seatrial.checks.probe_facts import Row as Fact
-from seatrial.checks.probe_refit import TRANSPORTS, RefitRequest, judge_refit_probe
 from seatrial.checks.refit_facts import Count, Mismatch, Number, Rows, TypedRow, Word, sent_versions, typed
+from seatrial.checks.refit_judge import TRANSPORTS, RefitRequest, judge_refit_probe
 from seatrial.core.records import CheckResult
 from seatrial.core.verdict import Boundary, Verdict
 

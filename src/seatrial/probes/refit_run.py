@@ -21,9 +21,10 @@ from typing import Any, Literal
 
 import seatrial
 from seatrial import loops
-from seatrial.checks import refit_coverage, refit_weights
+from seatrial.checks import refit_weights
 from seatrial.checks.probe_facts import Facts, Row, proof, read_all
-from seatrial.checks.probe_refit import (
+from seatrial.checks.refit_facts import Rows, typed
+from seatrial.checks.refit_judge import (
     TRANSPORTS,
     JudgedRefitProbe,
     RefitLine,
@@ -32,9 +33,8 @@ from seatrial.checks.probe_refit import (
     describe,
     judge_refit_probe,
     lines,
+    whole,
 )
-from seatrial.checks.refit_facts import Rows, typed
-from seatrial.checks.refit_judge import whole
 from seatrial.core.config import RunSection
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import write_json, write_text
@@ -212,16 +212,16 @@ def judge_attached(facts: Facts, wanted: RefitRequest) -> JudgedRefitProbe:
     """The verdict on one look at a server."""
     rows = typed(facts)
     wrong = refit_weights.wrong_tensors(rows)
-    checks = [whole(rows), _equal(rows), refit_coverage.methods(rows), *refit_coverage.coverage_checks(rows), _version(rows)]
+    checks = [whole(rows), _equal(rows), refit_weights.methods(rows), *refit_weights.coverage_checks(rows), _version(rows)]
     missed = [check for check in checks if not check.passed]
     limits = (
         "one look at a server: nothing is said about the refits that led here or that follow",
         "the server read the files itself: on another host they may be others under the same path",
         *refit_weights.weaker(rows),
-        *refit_coverage.coverage_limitations(rows),
+        *refit_weights.coverage_limitations(rows),
     )
     split = len(rows.refits) > 1 and any(row.unconsumed for row in rows.coverages)
-    refused = refit_coverage.refused_all(rows)
+    refused = refit_weights.refused_all(rows)
     made = JudgedRefitProbe(verdict=Verdict.PASS, reason="", checks=tuple(checks), wrong=wrong, refits=lines(rows), limitations=limits)
     if wrong:
         reason = f"the server does not hold the weights of {wanted.model}: {describe(wrong[0])}"

@@ -30,7 +30,7 @@ from typing import Any
 
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
-from seatrial.instruments.refit.coordinate_map import bits
+from seatrial.instruments.refit.map_learner import bits
 
 ROWS = 256
 """Unit vectors per forward."""

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from seatrial.instruments.bits import fingerprint
-from seatrial.instruments.refit.coordinate_map import Table, pieces
-from seatrial.instruments.refit.map_learner import Map
+from seatrial.instruments.refit.map_learner import Map, Table, pieces
 
 GATE_UP = ("gate_proj", "w1"), ("up_proj", "w3")
 FUSED: dict[str, tuple[tuple[str, ...], ...]] = {
