@@ -83,6 +83,14 @@ def record_directory() -> Path | None:
     return Path(place) if place else None
 
 
+def rewarded(row: int, text: str, reward: float) -> None:
+    """Record one call of the reward function."""
+    place = record_directory()
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        facts.append(place / REWARDS, {"row": row, "text": text, "reward": reward})
+
+
 def even_share(text: str) -> float:
     """Share of characters with an even code; an empty answer earns 0. Every vocabulary has some, so rewards vary from the first step."""
     return sum(ord(mark) % 2 == 0 for mark in text) / len(text) if text else 0.0
@@ -94,10 +102,8 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     if fault == "reward-raises" and zlib.crc32(ground_truth.encode()) % 3 == 0:
         raise RuntimeError("reward backend unavailable")
     score = 0.5 if fault == "constant-reward" else even_share(solution_str)
-    place = record_directory()
-    if data_source == "train" and place is not None:
-        place.mkdir(parents=True, exist_ok=True)
-        facts.append(place / REWARDS, {"row": int((extra_info or {}).get("index", -1)), "text": solution_str, "reward": score})
+    if data_source == "train":
+        rewarded(int((extra_info or {}).get("index", -1)), solution_str, score)
     facts.append(os.environ["SEATRIAL_FACTS"], {"fact": "reward", "split": data_source, "score": score})
     return score
 
