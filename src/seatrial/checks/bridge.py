@@ -1,16 +1,13 @@
 """`JUDGES`: the judge of every rung; and the judge of the closed loop: learning reached the generator, bit for bit, and nothing else
 explains the reward.
 
-- The refits are judged by the judge of the refit probe, on the very rows that its loop wrote.
-- Between policy and export no hash can be compared: the last export, imported again, must be the policy; and at every step that moved
-  every parameter, every exported tensor must have moved.
-- `token_mult_prob_error` has a limit of its own run: a multiple of what was measured at step 0, where both sides hold the same bits, and at
-  least what rounding was seen to do to this dtype. A floor that is itself too high fails: a wrong model would raise its own limit.
-  The limit must see every step of the run that was never refitted. For experts the median over sequences counts: near-ties of the router
-  give single outliers (facts/h200.md).
-- Reward: the means of the steps in the second half, against those in the first half and those of each control, by the exact rank test.
-  A step counts once, not each of its samples: a server may draw all samples of a step from one seed, and then they rise and fall
-  together (measured with vLLM: 8 to 13 times the variance of independent samples).
+- The refits are judged by the judge of the refit probe. Between policy and export no hash can be compared: the last export, imported
+  again, must be the policy; and at every step that moved every parameter, every exported tensor must have moved.
+- `token_mult_prob_error` has a limit of its own run: a multiple of what was measured at step 0, where both sides hold the same bits. A
+  floor that is itself too high fails, and the limit must see every step of the run that was never refitted. For experts the median over
+  sequences counts: near-ties of the router give single outliers (facts/h200.md).
+- Reward: an exact rank test over the means of steps. A step counts once, not each of its samples: a server may draw all samples of a step
+  from one seed (measured with vLLM: 8 to 13 times the variance of independent samples).
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Judges of the rungs that follow weights and names (build, import, roundtrip, reload, mapping, order) and of those that compute
 (parity, and two ranks against one).
 
-- Each names the tensor, parameter, mapping, setting or first module that is wrong.
 - Tolerances come from the run itself: how far transformers is, on the same device and in the same precision, from transformers in higher
   precision. Megatron may be a few times as far. Every gradient must be transformers' own.
-- A fact that is missing, doubled or incomplete, a number that is missing, NaN, infinite or a truth value, and a fact that says nothing
-  (no tensors, no parameters, no settings) are missed checks.
+- A fact that is missing, doubled, incomplete or empty, and a number that is missing, NaN, infinite or a truth value, are missed checks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """What the metrics of any training run must show, whichever loop wrote them: pure functions from metrics to checks.
 
-- `whole`: every logged step once, with all that a step logs; `finite` and `possible`: no value that cannot be.
-- `moved`: gradient, learning rate, something to learn from, generated tokens and loss at most steps; no row that repeats another.
-- `bounded`: nothing left the general limits of the loop, or those that the run's own first steps set.
-- `beside`: files and log tell of the same steps and values.
+Every logged step is there once, with all that a step logs and no value that cannot be; gradient, learning rate and loss moved at most
+steps; nothing left the bounds of the loop or of the run's own first steps; files and log tell of the same steps and values.
 A check is made only of metrics that are there. A miss of `Findings.checks` is a failure; a miss of `Findings.doubts` leaves the run
-inconclusive: it may be healthy, and nothing shows it.
+inconclusive.
 """
 
 from __future__ import annotations

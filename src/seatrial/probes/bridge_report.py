@@ -1,11 +1,8 @@
 """What a conformance probe leaves for people: the table of families and rungs, summary.md, and a model verification card.
 
-- The card has the format of the Bridge's skill `create-model-verification-card`. An item is `verified` only when the workload of its
-  command has run, and that command is a public Slurm launcher, for a public model at a fixed revision. A probe runs none of these, so
-  every item is `unverified` and says what was measured instead; a person marks what the launcher then shows.
-- `unsupported` and `not_applicable` are statements about a product: a probe makes none.
-- The card holds no path, address or name of a machine: where one slipped in, there is no card.
-- No YAML library is needed: this shape is mappings, lists of words, numbers and double-quoted text.
+The card has the format of the Bridge's skill `create-model-verification-card`. An item is `verified` only when its Slurm launcher has
+run; a probe runs none, so every item is `unverified` and says what was measured instead. The card holds no path, address or name of a
+machine: where one slipped in, there is no card. No YAML library is needed: this shape is mappings, lists of words, numbers and quoted text.
 """
 
 from __future__ import annotations

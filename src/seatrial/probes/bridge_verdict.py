@@ -1,11 +1,11 @@
 """probe.json of a conformance probe, and what the facts of a ladder prove: a pure function from facts to verdicts.
 
 - A rung passes when it ran to its end and met every check; a rung that raised, crashed or hung is a Fail.
-- A rung whose error is a part that this machine lacks is Skipped, and names the part. The exception itself decides, never a line before
-  it; a module or name of Megatron or transformers that cannot be imported is never the machine's fault. A Skipped rung counts when it was
-  asked for by name; a rung that does not apply to a model never counts. Nothing that counts is a Skipped probe, never a Pass.
-- Facts that are missing, torn, or of another checkout than the one under test prove nothing: Blocked.
-- A Pass of a ladder that called none of the functions that a change touches says nothing about the change.
+- A rung whose error is a part that this machine lacks is Skipped, and names the part. The exception itself decides; a module or name of
+  Megatron or transformers that cannot be imported is never the machine's fault. A Skipped rung counts when it was asked for by name; a
+  rung that does not apply never counts. Nothing that counts is a Skipped probe, never a Pass.
+- Facts that are missing, torn, or of another checkout than the one under test prove nothing: Blocked. So does a ladder that called none of
+  the functions that a change touches.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """The Bridge's own unit tests that match a diff, run on a CPU with our shims, and what they say about the change.
 
-- A Pass has tests that passed, none whose failure is the change's, and Megatron imported from the checkout. Tests that need CUDA or
-  Transformer Engine count as not run, pre-existing failures as such; neither is a pass.
-- The same files run at the base revision in a worktree of their own. The cache keeps their results per base, selection, environment, set
-  of shims and state of the submodule; a run without a proper end is no baseline. A base that is what is under test is refused.
+- A Pass has tests that passed, none whose failure is the change's, and Megatron imported from the checkout. None passed, or no end in
+  time, is Blocked. Tests that need CUDA or Transformer Engine count as not run, pre-existing failures as such.
+- The same files run at the base revision in a worktree of their own; the cache keeps their results. A run without a proper end is no
+  baseline, and a base that is what is under test is refused.
 - A test that passed at the base and fails now is the change's, whatever its message says; so is a file that no longer collects. Else a
-  message that says what this machine lacks (own_tests.toml, or a package) means that the test was not run. Else a test that failed in the
+  message that says what this machine lacks (own_tests.toml, or a package) means that the test was not run; else a test that failed in the
   same way at the base is pre-existing; everything that is left is the change's. A module of the checkout itself that is missing, and a
   name that cannot be imported, are never the machine's.
-- None passed is Blocked; a test that ran at the base and not now is a note. Tests that did not end in time are Blocked.
-- `dead_paths` lists paths that the guides of a checkout (skills/**/*.md) name and that are gone. Globs, placeholders and ellipses are no
-  paths; a path of whose first two directories there is nothing here may be another repository's, and is only counted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The refit probe on the host: runs a driver in an engine's interpreter or asks a running server, judges the facts, writes the summary.
+"""`seatrial probe refit`: runs a driver in an engine's interpreter, asks a running server, or reads facts; judges, and stores the verdict.
 
-- The driver owns policy and generator, each a process of its own.
-- A vLLM server that runs already with our worker extension is compared once: its live weights against the safetensors of a directory,
-  which the server reads itself, under the same path. It is paused meanwhile: learning the map loads other values through its loader and
-  puts every bit back. Without a policy, later refits, samples and base stay unproven.
-- The shipped JSON Schemas of probe.json are made here from the types that write it; a test holds them equal.
+A vLLM server that runs already with our worker extension is compared once: its live weights against the safetensors of a directory, which
+the server reads itself, under the same path. It is paused meanwhile: learning the map loads other values through its loader and puts every
+bit back. Without a policy, later refits, samples and base stay unproven.
 """
 
 from __future__ import annotations

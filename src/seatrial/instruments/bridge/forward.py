@@ -1,13 +1,10 @@
 """One forward pass of a model that may be spread over ranks, with whole logits on every rank; and where two passes part, and why.
 
-- Tensor parallel: Megatron gathers the vocabulary, and its padding is cut off. Pipeline: Megatron's own schedule runs the stages; the last
-  one's logits are broadcast. Context parallel: the sequence is cut as Megatron cuts it, and put together again. Sequence parallel needs
-  nothing here; the width must divide by the ranks. On a single rank the result can be differentiated.
-- `first` names the first module of Megatron whose output is not that of its transformers counterpart. Both models run once with hooks;
-  a table pairs modules in the order in which they run. A pair that one side lacks, or whose shapes differ, is left out and counted. The
-  noise at each place is measured: how far transformers in float32 is from transformers in float64 there.
+- Tensor parallel: Megatron gathers the vocabulary, and its padding is cut off. Pipeline: Megatron's own schedule runs the stages.
+  Context parallel: the sequence is cut as Megatron cuts it, and put together again. On a single rank the result can be differentiated.
+- `first` names the first module of Megatron whose output is not that of its transformers counterpart: a table pairs modules, hooks keep
+  their outputs, and the noise at each place is how far transformers in float32 is from transformers in float64 there.
 - A module that differs although its inputs agree is explained by its parameters, their place, its function or a setting that differs.
-  A setting is named when both models have it and the values differ.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Driver of the conformance ladder: `python -m seatrial.instruments.bridge.ladder PLAN OUT`, where Megatron and transformers are.
 
 PLAN is JSON: `device`, `models` (name -> directory, or null for a family that is made here), `items` (each a model, a rung and a fault
-or null), `options`, `patience` (a factor of deadlines) and `watch` (changed files -> the names they are reported by). On a CPU the Bridge
-is imported once, and every item then runs in forked processes of its own, one per rank; on a GPU it runs in a worker that was started for
-it. Each has a deadline: neither a crash nor parallel state of one rung reaches the next.
-
+or null), `options`, `patience` (a factor of deadlines) and `watch` (changed files -> the names they are reported by).
 OUT/facts.jsonl gets what the rungs found, how each ended (`rung`), what was imported from where (`imported`), which shims took part
 (`shims`), and which functions of watched files were called (`called`). The host judges them.
 
-Where forking is impossible (what Megatron imports touches CUDA), `Workers` runs one rung each: a worker imports everything, waits for its
-job on standard input, does it and ends. A few are started ahead.
+On a CPU the Bridge is imported once, and every item runs in forked processes of its own, one per rank. What Megatron imports touches CUDA,
+so on a GPU `Workers` run one item each, and a few are started ahead. Neither a crash nor parallel state of one rung reaches the next.
 """
 
 from __future__ import annotations

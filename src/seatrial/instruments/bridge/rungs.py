@@ -1,11 +1,9 @@
 """The rungs of the conformance ladder in order, what a rung's process gets (`Rank`, `BridgeSession`), and the models made for it.
 
-- A rung measures and writes facts; the host judges them. It runs in processes of its own, one per rank.
 - The checkout under test builds, imports, runs and exports the model; set here are sizes, precision and the fusions that need CUDA
   kernels. Every rank calls every function: exports and gathered logits are whole on each of them.
-- `FAMILIES` has every architecture that the Bridge is known to support: how to make a tiny checkpoint, or `needs`, the exact part without
-  which the family cannot run here. Sizes make mistakes visible: two KV groups (TP=2), and a vocabulary, rotary base, norm epsilon and
-  head size that differ from every default. No weight is a plain 0 or 1.
+- `FAMILIES` has every architecture that the Bridge is known to support: how to make a tiny checkpoint, or `needs`, the part without which
+  the family cannot run here. Sizes make mistakes visible: vocabulary, rotary base, norm epsilon and head size differ from every default.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Rung loop: generate in a process of its own, reward, policy-gradient step on the Megatron model, Bridge export, refit; many steps.
 
-- The loop is that of the refit probe: every refit is compared before and after, name by name, by the bits of the live weights.
+- The loop is that of the refit probe, with `MegatronPolicy` as the policy. A transformers generator keeps the experts of a checkpoint in
+  fused parameters: only for it, and only where names differ, the export goes through transformers' own loader on its way out.
 - Before the first step both sides hold the same bits: `token_mult_prob_error` there (step 0) is the floor of this device and dtype.
-- `MegatronPolicy` has the interface of `transformers_loop.TrainedPolicy`: Megatron's DDP and distributed optimizer, exported by the Bridge.
-  A transformers generator keeps the experts of a checkpoint in fused parameters: only for it, and only where names differ, the export
-  goes through transformers' own loader on its way out.
 - Two controls use the generator of the real run: one never refits it, one has a learning rate of zero.
 - After the last step the export is imported again, by the Bridge, into a second model: it must be the policy, parameter by parameter.
 

@@ -1,9 +1,7 @@
 """Rungs parity, tp, pp, ep, cp and sp: logits and gradients are those of transformers, on one rank and on two.
 
-- Tolerances are not here. The judge calibrates them by how far transformers, in the same precision on the same device, is from
-  transformers in the next higher one.
-- Whether a model can be divided is said by its HF configuration, never by the provider under test. Both ranks first build the whole
-  model; then the world is divided and the parallel model is built from the checkpoint. That it is divided is a fact too.
+- Tolerances are the judge's. Whether a model can be divided is said by its HF configuration, never by the provider under test. Both ranks
+  first build the whole model; then the world is divided and the parallel model is built from the checkpoint.
 - Equal logits say nothing about gradients, so Megatron and transformers each take one plain step down the gradient. What the Bridge
   exports then must be what transformers holds.
 """

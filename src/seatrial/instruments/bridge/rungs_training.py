@@ -1,12 +1,10 @@
 """Rungs optimizer, checkpoint, lora and policy: training through the Bridge steps, resumes and exports as transformers and torch do.
 
-- optimizer: two data-parallel ranks, each with half of a batch, step like one that has it all. The reference is the same model without
-  DDP under torch's AdamW; the control never sees the second rank's half and must end up elsewhere.
-- checkpoint: a distributed checkpoint of model and distributed optimizer, loaded into others, is what was saved, bit for bit. Two steps,
-  save, two more steps is the uninterrupted run; a spoiled second model loads the checkpoint and takes the same two steps. In bfloat16 the
-  optimizer has float32 copies of its own, which a resume can lose, so both precisions are tried. Dropout is off.
-- lora: adapters sit on the modules that were asked for, only they train, and both exports are what Megatron computes. The floor is how
-  far transformers and Megatron are apart on the base model.
+- optimizer: two data-parallel ranks, each with half of a batch, step like torch's AdamW on all of it; the control never sees the second
+  rank's half and must end up elsewhere.
+- checkpoint: a distributed checkpoint, loaded into others, is what was saved, bit for bit; a spoiled second model loads it and takes the
+  same two steps as the uninterrupted run. In bfloat16 the optimizer has float32 copies, which a resume can lose: both precisions are tried.
+- lora: adapters sit on the modules that were asked for, only they train, and both exports are what Megatron computes.
 - policy: after every policy-gradient step transformers finds the same log-probabilities in the export. Step 0 is the floor; the control
   is stale weights: transformers with the export of step 0.
 """

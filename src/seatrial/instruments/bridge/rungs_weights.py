@@ -1,14 +1,13 @@
 """Rungs build, import, roundtrip, reload, mapping and order: every weight and every name goes where it belongs, and comes back.
 
-- build: the provider has the values of the HF configuration. Only values whose meaning is certain are compared.
+- build: the provider has those values of the HF configuration whose meaning is certain.
 - import: before the Bridge loads, every parameter is filled with NaN: what still has one afterwards was never written.
-- roundtrip: the export right after the import is the checkpoint on disk, bit for bit, in fp32 and in bf16. bf16 goes the way that training
-  goes: Megatron's Float16Module casts the model; without that wrapper its local norms and their export stay fp32.
-- reload: transformers loads what save_hf_pretrained writes, and computes the same with it.
+- roundtrip: the export right after the import is the checkpoint on disk, in fp32 and in bf16 (through Megatron's Float16Module, as training
+  casts: without it local norms stay fp32). reload: transformers loads what save_hf_pretrained writes, and computes the same with it.
 - mapping: the Bridge takes the first mapping that matches a name and only warns where none does, so each name is held against all
-  mappings. Two mappings that match a name and say the same are noted. Mappings that match nothing are for other variants.
-- order: a refit can be fed from the export. Parts that vLLM stacks arrive before another layer begins, experts bring the same kinds of
-  tensors, and an export after every weight has changed has changed everywhere.
+  mappings. Mappings that match nothing are for other variants.
+- order: parts that vLLM stacks arrive before another layer begins, experts bring the same kinds of tensors, and an export after every
+  weight has changed has changed everywhere.
 """
 
 from __future__ import annotations

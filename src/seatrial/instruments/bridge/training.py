@@ -1,11 +1,9 @@
 """What rungs share beyond the forward pass: checkpoints compared bit for bit, and a model in Megatron's DDP with an optimizer and a loss.
 
-- The truth are the safetensors files, read with the safetensors library, cast to the precision that the model was built in. Bits are
-  compared, so NaN and -0.0 count. A tied output head may be absent on either side; where it is, it must be the embedding.
-- Lists are capped (`listed`); their counts are not.
-- The loss is a policy gradient's: random advantages, the same for every caller with the same seed. The balancing loss of experts is off:
-  it is made per rank, so two ranks with halves of a batch rightly differ from one with the whole.
-- A difference that is not a number counts as infinite; a name or shape that only one side has is an error.
+- The truth are the safetensors files, cast to the precision that the model was built in. A tied output head may be absent on either side;
+  where it is, it must be the embedding. Lists are capped (`listed`); their counts are not.
+- The loss is a policy gradient's with random advantages. The balancing loss of experts is off: it is made per rank, so two ranks with
+  halves of a batch rightly differ from one with the whole.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Let code that says `torch.cuda` run on the CPU of a machine without a GPU.
 
-Megatron-Core and Megatron-Bridge name the device in many places: `torch.cuda.current_device()`, `device="cuda"`, `Tensor.cuda()`,
-streams, the CUDA random generators. Every function here gives such a call its CPU meaning: the device is the CPU, a stream does
-nothing because CPU operators finish before they return, the generator is the CPU generator. `torch.cuda.is_available()` keeps
-saying False. Without any one of these patches Megatron ends with an exception (each was taken out and tried). `install` is given a
-function that is told whenever a patch takes part, by the name of its shim.
+Every function here gives a call of Megatron its CPU meaning: the device is the CPU, a stream does nothing because CPU operators finish
+before they return, the generator is the CPU generator. `torch.cuda.is_available()` keeps saying False. Without any one of these patches
+Megatron ends with an exception. `install` gets a function that is called with the name of a shim whenever one takes part.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Patch third-party modules at import time, without touching a file of theirs.
 
-Three things can be asked for a module, before it has been imported:
-
-- `supply(module, name, stand_in)`: inside that ONE module, `import name` yields `stand_in`. Nothing is put into `sys.modules`,
-  so every other module still finds the package absent and takes its own "not installed" branch: a fake `triton` that everybody
-  sees would switch on fast paths that cannot run here. A condition on the module's source may leave it out;
+- `supply(module, name, stand_in)`: inside that one module, `import name` yields `stand_in`. Every other module still finds the package
+  absent and takes its own "not installed" branch: a fake `triton` in `sys.modules` would switch on fast paths that cannot run here.
 - `after(module, patch)`: call `patch(module)` right after the module body has run;
 - `hide(module)`: it is not there.
 """

@@ -1,15 +1,11 @@
 """Lets released Megatron-Core and Megatron-Bridge run where there is no CUDA or no Transformer Engine: every shim, in one table.
 
-- Nothing of upstream is edited: modules are patched as they are imported, calls of `torch.cuda` get their CPU meaning.
-- Each shim names the upstream place that it stands in for and why. `report` says which of them this run really used: that is a
-  limitation of whatever the run shows.
-- `add` gives a family's mapping registry the names of local layers where it maps only those of Transformer Engine (shims
-  local-norm-names and local-expert-names).
-- As a pytest plugin (`-p seatrial.instruments.megatron.shims`) it runs the Bridge's own tests with all shims, installed before the first
-  conftest is read, and records what they imported.
-  Measured on 778 tests of the Bridge at 067f987df: the whole table lets 682 pass, the import shims alone 650, and none that passes with
-  those fails with the whole table. At the end, `$SEATRIAL_IMPORTED` gets the files that Megatron came from and the shims that took part.
-  Without torch nothing is installed: the tests then say themselves what they lack.
+- Nothing of upstream is edited: modules are patched as they are imported, calls of `torch.cuda` get their CPU meaning. `report` says which
+  shims a run really used: a limitation of whatever it shows.
+- `add` gives a family's mapping registry the names of local layers where it maps only those of Transformer Engine.
+- As a pytest plugin (`-p seatrial.instruments.megatron.shims`) it runs the Bridge's own tests with all shims and leaves in
+  `$SEATRIAL_IMPORTED` the files that Megatron came from and the shims that took part. Of 778 tests of the Bridge at 067f987df the whole
+  table lets 682 pass, the import shims alone 650. Without torch nothing is installed: the tests then say themselves what they lack.
 """
 
 from __future__ import annotations

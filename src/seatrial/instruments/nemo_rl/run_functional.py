@@ -3,11 +3,9 @@
     python -m seatrial.instruments.nemo_rl.run_functional --checkout DIR --script tests/functional/X.sh --out PHASE_DIR
         [--sync FROM=TO] [--helpers MEGATRON_LM] -- WORDS...
 
-- The script deletes tests/functional/X as it starts: what an earlier run left there goes to PHASE_DIR/earlier. What this
-  run leaves there goes to PHASE_DIR/results, also after a failure or a signal. Nothing is overwritten.
-- The exit code is the script's, 128 + n for a signal; 2, 91, 92 and 93 are ours (see Failed).
-- One driver works in a checkout at a time: two would delete each other's evidence.
-- The script's `git config --global` writes into PHASE_DIR/gitconfig, which includes the user's own.
+The script deletes tests/functional/X as it starts: what an earlier run left there goes to PHASE_DIR/earlier, what this run leaves there to
+PHASE_DIR/results, also after a failure or a signal. Its `git config --global` writes into PHASE_DIR/gitconfig. The exit code is the
+script's, 128 + n for a signal; 2, 91, 92 and 93 are ours (see Failed). One driver works in a checkout at a time.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Do policy and generator agree? Version stamps, pairs of sent and received refits, and the mismatch of log-probabilities.
 
 Standard library only; the host's checks use it too.
-- `Ledger`: replicas report (version, root, incarnation) whenever they start or were refitted; samples are stamped when they are
-  dispatched. Versions never fall, all replicas hold the same version and root while samples are dispatched, and a sample's version is one
-  that a replica held at that moment. An empty list of problems says only that nothing in the reports was wrong; `seen` says how much
-  was reported.
+- `Ledger`: versions never fall, all replicas hold the same version and root while samples are dispatched, and a sample's version is one
+  that a replica held at that moment.
 - `problems`: processes of an attached run are paired by the number of the refit, so a generator that missed one, got one twice or was
   started again does not agree.
-- `token_mult_prob_error`: the mean over all tokens of exp|difference|, and its distribution over sequences. It is the weak last check:
-  numerical noise is about 1.01, and a stale tensor may add less. It can fail a refit, never prove one. A difference that is not finite
-  makes the value NaN and is counted.
+- `token_mult_prob_error`: the mean over all tokens of exp|difference|, and its distribution over sequences. Numerical noise is about 1.01,
+  and a stale tensor may add less: it can fail a refit, never prove one. A difference that is not finite makes the value NaN.
 """
 
 from __future__ import annotations

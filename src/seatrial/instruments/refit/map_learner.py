@@ -1,21 +1,19 @@
-"""Learns the coordinate map from a consumer's own loader, and puts back bit for bit whatever the loads disturbed.
+"""The coordinate map: where exported elements landed in live weights. Learned from a consumer's own loader; compares live weights with an
+export. Runs inside a loop's interpreter.
 
-Runs inside a loop's interpreter. Contract:
-- `learn` loads tensors that carry the digits of their own element ids (base 256) through the unmodified loader, then once more
-  with a checksum of each id, negated: a loader that adds, negates, clips, delays or mixes values is seen, never believed.
-- Float weights are filled with NaN before each pass, so what no exported element reaches shows. Integers keep their values,
-  because loaders read them (expert maps); the checksum pass tells written from kept.
-- Elements that cannot be mapped go into `Map.opaque` with the reason (a runtime name,
-  and the export name where it was found); never into `runs`.
-- The state before is restored bit for bit and proven by fingerprint, also when the loader raises. The model cannot serve meanwhile.
-- A loader that casts is mapped, `Map.casts` says so, and `compare` then compares the bits of the exported value cast likewise.
-- The map shows where elements land, not where they belong: a loader that always swaps q and k gives a map with q and k
-  swapped, and `compare` agrees with it. `tensor_coverage.misplaced` judges the places.
+- `learn` loads tensors that carry the digits of their own element ids (base 256) through the unmodified loader, then once more with a
+  checksum of each id, negated: a loader that adds, negates, clips, delays or mixes values is seen, never believed.
+- Float weights are filled with NaN before each pass, so what no exported element reaches shows. Integers keep their values, because
+  loaders read them (expert maps); the checksum pass tells written from kept. What cannot be mapped is in `Map.opaque` with the reason.
+- The state before is restored bit for bit (whole storages, so tied and shared memory, too) and proven by fingerprint, also when the loader
+  raises. The model cannot serve meanwhile.
+- Everything is by exact bits: NaN payloads and -0.0 count. A loader that casts is mapped (`Map.casts`), and compared after the same cast.
+- The map shows where elements land, not where they belong: `tensor_coverage.misplaced` judges the places. A layout that changed since the
+  map was learned is an error, never a smaller comparison.
+- Exported elements have global ids: tensor `i` begins at `Ids.starts[i]`, with one free id after each: no run crosses tensors.
+
 Memory: one copy of the weights on the host; beside the weights 6 bytes per element (10 above 2^31 elements) until it ends, and for
 the largest single tensor about 20 more while it is filled and read.
-- `Saved` copies whole storages (to host memory), so it covers tied parameters, views into one buffer and non-persistent buffers.
-  Loaders may replace a parameter, resize its storage or register new ones; `restore` undoes that and plain tensor attributes of modules
-  too. It proves itself by fingerprint and raises `NotRestored` with the names that differ.
 """
 
 from __future__ import annotations

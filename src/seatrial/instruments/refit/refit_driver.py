@@ -2,9 +2,8 @@
 
 - Each refit is compared before (the negative control) and after, name by name, by the bits that the generator's live weights have.
 - A payload becomes the base of the next delta only when the generator's own fingerprint is the policy's; otherwise the next one is full.
-- A refused payload leaves a fact, and is returned; a generator that is gone raises, after its fact.
-- `EXPORT_FAULTS` damage what a policy exports: wrong weights that arrive exactly as they were sent. Only a comparison with the policy's
-  own bits can see them; `token_mult_prob_error` mostly stays below 1.05 (benchmarks/h200.md).
+- `EXPORT_FAULTS` damage what a policy exports: wrong weights that arrive exactly as they were sent, which only a comparison with the
+  policy's own bits can see.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""Coverage: what the loader does with every runtime parameter and buffer, and with every exported name.
+"""Coverage: what the loader does with every runtime parameter and buffer, and with every exported name. Decides no verdict.
 
-Runs inside a loop's interpreter. Contract:
 - Each runtime tensor is exactly one of: written (the map has its elements), shared (memory of one named before), derived (the loader
-  transforms or recomputes it: the map saw how), moved (its bits changed over the loads, and nothing explains it), constant (the same
-  bits before and after loads of different weights).
+  transforms or recomputes it), moved (its bits changed, and nothing explains it), constant (the same bits before and after loads).
 - Padding (elements of a written tensor that no exported element reaches) is counted, and it is said whether its bits ever moved.
-- `misplaced` judges the places that a map shows by the names: a map learned from a loader that swaps is as swapped as the loader.
-- `unexported` is the policy's side: what of its own state changed and is not exported, which no generator can have.
-- Nothing here decides a verdict.
+- `misplaced` judges the places of a map by the names; `unexported`: what of the policy's own state changed and is not exported.
 """
 
 from __future__ import annotations

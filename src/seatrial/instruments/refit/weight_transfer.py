@@ -1,15 +1,11 @@
 """Both ends of a refit: the policy's `Producer` commits or rolls back payloads, the generator's `Consumer` applies them whole.
 
-- The producer's baseline is what the generator confirmed: a copy of the export whose fingerprint it gave back last. `prepare` moves the
-  baseline to the new export in the pass that finds the differences, and keeps them: `rollback` restores it exactly.
-- `commit` needs the fingerprint of what the generator really holds. Any other fingerprint rolls back and is refused.
-- A prepared version is never used again: a generator may hold it although the policy took it back. After a failure the next payload is
-  full, whatever transport is set, unless a kind is given.
-- The producer sends the baseline after that pass, never the export: a policy that trains on meanwhile cannot tear a payload. A value
-  that is not finite is sent bit for bit and reported.
-- The consumer checks everything before it writes the first bit: the payload's bytes, its version, the version and fingerprint of its
-  base (taken from the live weights), names, dtypes, shapes, and all that is coded sparsely. After writing it hashes the live weights; if
-  they are not what was sent, or if anything failed, it puts every bit back.
+- The producer's baseline is what the generator confirmed. `prepare` moves it to the new export in the pass that finds the differences,
+  and keeps them: `rollback` restores it exactly. `commit` needs the fingerprint of what the generator really holds.
+- A prepared version is never used again. After a failure the next payload is full, whatever transport is set, unless a kind is given.
+- The producer sends the baseline after that pass, never the export: a policy that trains on meanwhile cannot tear a payload.
+- The consumer checks everything before it writes the first bit, and hashes the live weights afterwards; if they are not what was sent, or
+  if anything failed, it puts every bit back.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The generation server: a transformers model in its own Ray actor, and the two ends by which verl reaches it.
 
-- `Replica` is registered with verl as a rollout; it starts the server as vLLM's and SGLang's replicas start theirs.
-- `Adapter` lives in the actor's worker: verl hands it the exported weights after every step, it passes them on.
-- The server starts from random weights and loads strictly: what it generates with can only be what was synchronised.
-- After every load both ends hash: the adapter what it sent, the server the live tensors it then holds.
-- A completion depends on weights, prompt, version of the weights and its place in the group only: each draws alone
-  from its own generator, so that a resumed run samples what an uninterrupted one samples.
+- The server starts from random weights and loads strictly: what it generates with can only be what was synchronised. After every load both
+  ends hash: the adapter what it sent, the server the live tensors it then holds.
+- A completion depends on weights, prompt, version of the weights and its place in the group only: each draws alone from its own generator,
+  so that a resumed run samples what an uninterrupted one samples.
 """
 
 from __future__ import annotations
