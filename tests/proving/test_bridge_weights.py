@@ -268,7 +268,6 @@ def test_mapping_holds_a_name_against_every_pattern() -> None:
         "_Mapping to zero",
     ]
     assert rungs_weights._matching("xlayers.0.w", registry) == []
-    assert rungs_weights._unused(registry, {"layers.0.w": []}) == ["layers.*.b"]
 
 
 def test_mapping_counts_the_experts_of_one_tensor_once() -> None:

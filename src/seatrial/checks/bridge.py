@@ -259,7 +259,6 @@ def _excess(run: LoopFacts, row: Mismatch | Gap) -> float:
 
 
 def _control_without_refits(run: LoopFacts) -> CheckResult:
-    """A control only if its policy moved and its generator did not."""
     idle = [step for step, count in enumerate(run.no_refit.still, 1) if count >= run.reimport.parameters]
     said = [f"the policy did not move at step {step}" for step in idle] + [
         f"{name} of the generator moved" for name in run.no_refit.touched

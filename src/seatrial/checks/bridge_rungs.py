@@ -65,7 +65,6 @@ def length_of(found: object) -> int | None:
 
 
 def first_of(found: object) -> list[Any]:
-    """The first of a list of a fact: those that it names."""
     names = found.get("first") if isinstance(found, dict) else None
     return names if isinstance(names, list) else []
 
@@ -112,7 +111,6 @@ COMPARED = {
 def check(
     name: str, passed: bool, value: object, threshold: str = "", message: str = "", boundary: Boundary = Boundary.PROVIDER
 ) -> CheckResult:
-    """One check of a rung."""
     return proof(name, passed, "no facts" if value is None else value, boundary, threshold, message)
 
 
@@ -368,7 +366,6 @@ def _divided(row: Row, ranks: list[Row]) -> CheckResult:
 
 
 def _context(asked: object) -> bool:
-    """Context parallel divides the sequence alone: every rank has the whole model."""
     return isinstance(asked, dict) and asked.get("cp") == 2
 
 

@@ -53,7 +53,6 @@ KEPT = ("weight", "main", "exp_avg", "exp_avg_sq", "step", *rungs_training.SETTI
 
 
 def judge_optimizer(rows: Sequence[Row], _device: str) -> RungJudgement:
-    """Both optimizers of Megatron under DDP step like the reference."""
     references = _by_step([row for row in rows if row.get("fact") == "reference"])
     steps = range(1, rungs_training.OPTIMIZER_STEPS + 1)
     limits = {step: UPDATE_SHARE * (number_of(references[step].get("moved")) or 0.0) for step in steps}
@@ -85,7 +84,6 @@ def judge_optimizer(rows: Sequence[Row], _device: str) -> RungJudgement:
 
 
 def judge_checkpoint(rows: Sequence[Row], _device: str) -> RungJudgement:
-    """What is loaded is what was saved, and a resumed run is the uninterrupted one."""
     checks: list[CheckResult] = []
     figures = []
     at = Boundary.CHECKPOINT
@@ -188,7 +186,6 @@ def judge_policy(rows: Sequence[Row], device: str) -> RungJudgement:
 
 
 def _stepped(step: int, row: Row, limit: float) -> list[CheckResult]:
-    """That a step was one, that the export went along, and that a stale export would have been seen."""
     still, kept, stale = length_of(row.get("unmoved")), length_of(row.get("unchanged")), number_of(row.get("stale"))
     moved = still is not None and still < count_of(row, "parameters")
     moved = moved and (number_of(row.get("norm")) or 0.0) > 0 and number_of(row.get("loss")) is not None

@@ -138,7 +138,6 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
 
 
 def _without_samples(lines: Iterable[LogLine], samples: Samples) -> Iterator[LogLine]:
-    """The lines that no model wrote, as far as the loop marks them."""
     return (line for line in lines if not samples.holds(line.process, line.body, line.number) and not is_sample(line.body))
 
 
@@ -166,7 +165,6 @@ def not_finite(text: str) -> str | None:
 
 
 def exited(facts: LogFacts) -> list[CheckResult]:
-    """The exit code, where the log says one: every one of them is 0."""
     if not facts.exits:
         return []
     bad = next((said for said in facts.exits if failed(said.value)), None)

@@ -179,8 +179,6 @@ class Attached(TypedRow):
 
 
 class ProbeError(TypedRow):
-    """An error that a probe met."""
-
     where: Word
     error: str
 
@@ -206,7 +204,6 @@ class Rows:
     problems: tuple[str, ...] = field(default=())
 
     def lives(self) -> set[tuple[str, str]]:
-        """Incarnation and replica, wherever they are said together."""
         rows = (*self.refits, *self.replicas, *self.hashes)
         return {(row.incarnation, row.replica) for row in rows if row.incarnation is not None and row.replica is not None}
 
@@ -322,7 +319,6 @@ def contradictions(rows: Rows, own: bool, transports: Sequence[str] = ()) -> lis
 
 
 def _exports(rows: Rows) -> Iterator[str]:
-    """The policy exports the same names each time, and each export reaches every replica."""
     sent = sent_versions(rows)
     for (before, old), (version, new) in pairwise(sorted(sent.items())):
         if other := sorted(old.keys() ^ new.keys()):
@@ -356,7 +352,6 @@ def _moves(rows: Rows) -> Iterator[str]:
 
 
 def _replicas(rows: Rows) -> Iterator[str]:
-    """Whoever says anything was refitted, and no process is two replicas."""
     known = by_replica(rows)
     named = [row.replica for row in (*rows.maps, *rows.coverages, *rows.replicas, *rows.hashes) if row.replica is not None]
     for name in dict.fromkeys(named):
@@ -371,7 +366,6 @@ def _replicas(rows: Rows) -> Iterator[str]:
 
 
 def _roots(rows: Rows) -> Iterator[str]:
-    """What a replica says it holds is what was read there."""
     found = {(row.replica, row.version): row.consumed for row in rows.refits if not row.refused}
     for row in rows.versions():
         if (row.replica, row.version) in found and row.root != found[row.replica, row.version]:

@@ -140,7 +140,6 @@ def samples(rows: Rows, own: bool, ends_with_samples: bool) -> CheckResult:
 
 
 def _elsewhere(rows: Rows) -> list[str]:
-    """Samples that name a replica which held another version then."""
     held: dict[str, int] = {}
     found = []
     for row in rows.replicas:
@@ -188,7 +187,6 @@ def _carried(rows: Rows) -> list[Refit]:
 
 
 def transports(rows: Rows, wanted: tuple[str, ...], own: bool) -> CheckResult:
-    """Those asked for carried changed weights at least once."""
     used = Counter(f"{row.transport} ({row.kind})" if row.kind else row.transport for row in _carried(rows))
     modes = Counter[str]()
     for row in _carried(rows):

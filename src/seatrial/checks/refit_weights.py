@@ -66,7 +66,6 @@ class SeenWeights:
 
 
 def differing_tensors(sent: Hashes, seen: Hashes) -> list[str]:
-    """Sent names whose hashes differ or were not read, and names that nobody sent."""
     return [name for name in sent if seen.get(name) != sent[name]] + [name for name in seen if name not in sent]
 
 
@@ -164,14 +163,12 @@ def _ordered(mine: list[Refit], wanted: int | None) -> bool:
 
 
 def refused(rows: Rows) -> CheckResult:
-    """Nothing that was sent was refused."""
     bad = [row for row in rows.refits if row.refused]
     said = "; ".join(f"refit {row.index} (step {row.step}, replica {row.replica}): {row.refused}" for row in bad[:3])
     return proof(REFUSED, bool(rows.refits) and not bad, f"{len(bad)} of {len(rows.refits)}", Boundary.REFIT, "0", said)
 
 
 def base(rows: Rows) -> CheckResult:
-    """Before any update, both sides hold the same bits: the first refit changes nothing."""
     firsts = [each[0] for each in by_replica(rows).values()]
     off = [row for row in firsts if row.index or row.stale_names or row.touched_names or row.wrong_names or row.produced != row.consumed]
     value = "; ".join(f"replica {row.replica}: {row.stale_names} differed, {row.touched_names} touched" for row in firsts) or "no refit"
@@ -224,7 +221,6 @@ def _same_root(row: Refit) -> bool:
 
 
 def arrived(rows: Rows) -> list[CheckResult]:
-    """What arrived is what was sent, where the arrival was seen at all."""
     sent, got = sent_versions(rows), [row for row in rows.hashes if row.side == "received"]
     if not got:
         return []
@@ -304,7 +300,6 @@ def weight_limitations(rows: Rows) -> tuple[str, ...]:
 
 
 def nonfinite(rows: Rows) -> dict[str, int]:
-    """Names that were sent with NaN or infinity in them, and the most such elements of one refit."""
     found: dict[str, int] = {}
     for row in rows.refits:
         for name, count in row.nonfinite.items():
@@ -332,7 +327,6 @@ KNOWN_METHODS = (*BITS, "compare")
 
 
 def coverage_checks(rows: Rows) -> list[CheckResult]:
-    """One result per question, over all replicas."""
     return [_map(rows), _placed(rows), _classified(rows), _consumed(rows), _unwritten(rows), _moved(rows), _opaque(rows)]
 
 

@@ -90,7 +90,6 @@ def _check(name: str, passed: bool, kind: Boundary, run: str, **fields: Any) -> 
 
 
 def read_shadow(path: Path) -> dict[str, Any] | str:
-    """The findings, or why there are none."""
     if not path.is_file():
         return f"{path.name} is missing: the run was not recomputed"
     try:

@@ -135,7 +135,6 @@ def examine(metrics: Metrics, printed: Metrics | None, signals: Signals, end: in
 
 
 def _runs(metrics: Metrics, signals: Signals) -> list[_Run]:
-    """The runs in these metrics: what stands before the tag of a loss, a gradient norm or a reward."""
     known = [*signals.loss, *signals.grad_norm, *signals.reward]
     pattern = _compiled(rf"((?:[^/]+/)*?)(?:{'|'.join(known)})")
     prefixes = {match[1] for tag in metrics.series if (match := pattern.fullmatch(tag))}
@@ -275,7 +274,6 @@ def _starts(run: _Run, signals: Signals) -> dict[str, int]:
 
 
 def _usual(rows: Sequence[int], interval: int | None) -> int:
-    """The usual distance of two rows. The first step may be logged beside every tenth."""
     distances = [after - before for before, after in pairwise(rows)]
     if rows and rows[0] == 1 and len(distances) > 1:
         distances = distances[1:]
@@ -318,7 +316,6 @@ def _spread(run: _Run, signals: Signals) -> dict[int, bool]:
 
 
 def _moved(run: _Run, signals: Signals) -> Findings:
-    """Something was learned at most steps, as far as metrics can show it."""
     found = Findings()
     spread = _spread(run, signals)
     supervised = not run.named(signals.reward)

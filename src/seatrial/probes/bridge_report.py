@@ -177,7 +177,6 @@ def _bridge(changes: Sequence[RepoState]) -> RepoState | None:
 
 
 def about(probe: BridgeProbe, family: FamilyResult) -> About:
-    """What the record of a probe knows about a model."""
     tiny = family.model in FAMILIES and family.model in probe.asked.models  # a directory may be called like a family
     version = _VERSION.match(probe.judged.versions.get("transformers", ""))
     if version is None:
@@ -212,7 +211,6 @@ def _architecture(models: Sequence[str], model: str) -> str:
 
 
 def card(family: FamilyResult, about: About) -> dict[str, Any]:
-    """The card as plain data."""
     kind = "a tiny model of this family with random weights, not a public checkpoint" if about.tiny else "the weights of a local checkpoint"
     summary = (
         f"{DISCLAIMER} Draft made by Seatrial: nothing here is verified by the contract of this card, because no public launcher was run. "
@@ -237,7 +235,6 @@ def card(family: FamilyResult, about: About) -> dict[str, Any]:
 
 
 def _item(name: str, measured: str | None) -> dict[str, Any]:
-    """One item that is not verified, with the fields that its kind must have."""
     item: dict[str, Any] = {"status": "unverified", "precision": None}
     if name in ("sft_export_inference", "checkpoint_resume"):
         item["depends_on"] = "sft" if name == "sft_export_inference" else "pretrain"

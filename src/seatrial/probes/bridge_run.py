@@ -88,7 +88,6 @@ def require_models(models: Sequence[str]) -> None:
 
 
 def _require_architecture(file: Path) -> None:
-    """Something that names the architecture by which the Bridge finds its code."""
     found = read_json(file)
     named = found.get("architectures") if isinstance(found, dict) else None
     if not isinstance(named, list) or not named:
@@ -96,7 +95,6 @@ def _require_architecture(file: Path) -> None:
 
 
 def require_rungs(text: str) -> tuple[str, ...]:
-    """Names separated by commas, in the order of the ladder."""
     wanted = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [name for name in wanted if name not in TABLE]
     if unknown or not wanted:
@@ -117,13 +115,11 @@ def _bundled(changes: Sequence[RepoState]) -> bool:
 
 
 def pinned(changes: Sequence[RepoState]) -> list[Path]:
-    """The Megatron-LM inside a Bridge under test."""
     places = [Path(repo.path) / SUBMODULE for repo in changes if "megatron.bridge" in repo.packages]
     return [place for place in places if (place / "megatron" / "core" / "__init__.py").is_file()]
 
 
 def plan_of(setup: BridgeSetup) -> dict[str, object]:
-    """The plan that the driver reads."""
     asked = setup.asked
     named = {shown_model(model): None if model in FAMILIES else str(Path(model).absolute()) for model in asked.models}
     items = [{"model": model, "rung": rung, "fault": asked.fault} for model in named for rung in asked.rungs]
@@ -224,7 +220,6 @@ def _excuse(setup: BridgeSetup, judged: JudgedBridgeProbe, left_s: float, tell: 
 
 
 def _as_stored(judged: JudgedBridgeProbe) -> dict[str, Any]:
-    """As probe.json holds it."""
     return {"judged": judged.model_dump(mode="json")}
 
 

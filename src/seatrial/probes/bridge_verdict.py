@@ -31,8 +31,6 @@ from seatrial.probes.own_tests import OwnTests
 
 
 class BridgeRequest(Record):
-    """What the probe was to show."""
-
     models: tuple[str, ...]
     """Families, or directories."""
     rungs: tuple[str, ...]
@@ -51,8 +49,6 @@ def shown_model(model: str) -> str:
 
 
 class RungResult(Record):
-    """One rung of one family."""
-
     rung: str
     title: str
     verdict: Verdict
@@ -71,8 +67,6 @@ class RungResult(Record):
 
 
 class FamilyResult(Record):
-    """All rungs of one family or checkpoint."""
-
     model: str
     verdict: Verdict
     reason: str
@@ -92,8 +86,6 @@ class ShimUse(Record):
 
 
 class JudgedBridgeProbe(Record):
-    """What the facts prove."""
-
     verdict: Verdict
     reason: str
     boundary: Boundary | None = None

@@ -62,7 +62,6 @@ class Guides:
 
 
 def dead_paths(root: Path) -> Guides:
-    """Read every guide of the checkout at `root`."""
     dead: list[str] = []
     elsewhere: set[str] = set()
     for guide in sorted((root / "skills").rglob("*.md")):
@@ -164,7 +163,6 @@ def origin(ran: OwnTestsRun, checkout: Path) -> str:
 
 
 def own_modules(checkout: Path) -> frozenset[str]:
-    """Top-level modules that the checkout itself provides."""
     roots = (checkout, checkout / "src", checkout / MEGATRON)
     return frozenset({"megatron", *(entry.stem for root in roots if root.is_dir() for entry in root.iterdir())})
 
@@ -243,8 +241,6 @@ _BADNESS = ("passed", "skipped", "failed", "error")
 
 
 class Named(Record):
-    """One failure, and what it is put down to."""
-
     name: str
     message: str
     why: str
@@ -262,7 +258,6 @@ class Signature:
 
 @cache
 def signatures() -> tuple[Signature, ...]:
-    """Those of own_tests.toml."""
     return tuple(Signature(**entry) for entry in tomllib.loads(read_text(SIGNATURES))["signature"])
 
 
@@ -324,8 +319,6 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The tests of a diff."""
-
     files: tuple[str, ...]
     notes: tuple[str, ...]
     dead: tuple[str, ...]
@@ -362,7 +355,6 @@ class OwnTests(Record):
 
 
 def select_own_tests(repo: RepoState) -> Selection:
-    """The unit tests that match the diff, and the paths that the checkout's guides name in vain."""
     root = Path(repo.path)
     files, notes = bridge_tests.tests_for_diff(repo)
     guides = dead_paths(root)
@@ -414,7 +406,6 @@ def judge_own_tests(
 
 
 def _gone(now: dict[str, JUnitCase], before: dict[str, JUnitCase]) -> str:
-    """A note about tests that passed at the base and do not run now."""
     names = unseen(now, before)
     names += [name for name, case in before.items() if case.outcome == "passed" and name in now and now[name].outcome == "skipped"]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -100,13 +100,10 @@ def _cleared(line: str, redactor: Redactor) -> str:
 
 
 class Follower:
-    """Tells of each fact of one kind as it appears."""
-
     def __init__(self, path: Path, fact: str, say: Callable[[bytes], str], tell: Tell) -> None:
         self.path, self.mark, self.say, self.tell, self.read = path, f'{{"fact": "{fact}"'.encode(), say, tell, 0
 
     def tick(self, beat: Tick) -> None:
-        """Called about twice a second."""
         del beat
         self.look()
 

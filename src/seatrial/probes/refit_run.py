@@ -85,7 +85,6 @@ def faults(engine: str) -> dict[str, str]:
 
 
 def require_model(model: str) -> None:
-    """A model that we make ourselves, or a directory with a configuration and weights."""
     place = Path(model)
     if model in KINDS:
         return
@@ -97,7 +96,6 @@ def require_model(model: str) -> None:
 
 
 def probe_refit(setup: RefitSetup, tell: Tell) -> JudgedRefitProbe:
-    """Run the driver to its end and judge its facts. Raises `Interrupted` when Seatrial is asked to stop."""
     redactor = Redactor(os.environ)
     driver = Driver(out=setup.out, instruments=stage_packages((), setup.out), redactor=redactor)
     model = _model(setup, driver, tell)
@@ -289,12 +287,10 @@ def refit_summary(probe: RefitProbe, out: Path | None) -> str:
 
 
 def section(title: str, bullets: Iterable[str]) -> str:
-    """A heading with its bullets, or with none."""
     return "\n".join([f"{title}:", *([f"- {prose(bullet)}" for bullet in bullets] or ["- none"])])
 
 
 def check_line(check: CheckResult) -> str:
-    """One check with what it measured."""
     wanted = f" (wanted: {check.threshold})" if check.threshold else ""
     said = f": {check.message}" if check.message else ""
     return f"{check.name}: {'met' if check.passed else 'MISSED'} - {number(check.value)}{wanted}{said}"
@@ -425,7 +421,6 @@ def require_one_source(options: RefitOptions) -> None:
 
 
 def require_fault(fault: str, engine: Engine) -> None:
-    """A fault that the engine's driver does not know is an error."""
     known = faults(engine)
     if fault not in known:
         close = difflib.get_close_matches(fault, known, n=1)

@@ -66,7 +66,6 @@ def around(place: str) -> Callable[[Callable[..., Any]], Apply]:
 
 
 def replaced(place: str, value: Any) -> Apply:
-    """A bug that is another value."""
 
     def apply() -> None:
         owner, name, _ = found(place)
@@ -94,7 +93,6 @@ def provider_has(**settings: Any) -> Apply:
 
 
 def registry(change: Callable[[list[Any]], list[Any]]) -> Apply:
-    """The family's mappings, changed."""
 
     def mapping_registry(plain: Any, self: Any) -> Any:
         from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
@@ -221,7 +219,6 @@ fault("gate-up-swapped-export", "gate and up are swapped on export", "roundtrip 
 
 
 def neighbour(name: str) -> str:
-    """The name of the other expert of a pair."""
     return re.sub(r"experts\.(\d+)\.", lambda match: f"experts.{int(match[1]) ^ 1}.", name)
 
 

@@ -43,7 +43,6 @@ def logprobs(session: BridgeSession, chunks: list[Any], rows: Sequence[Sequence[
 
 
 def reference(session: BridgeSession, tokens: Any, dtype: str) -> Any:
-    """What transformers gives, by its plain code: grouped kernels of experts have no float64."""
     import torch
 
     model = plain_hf(session, dtype)
@@ -99,7 +98,6 @@ def _my_places(width: int) -> list[int]:
 
 
 def _whole_sequence(made: Any, mine: list[int]) -> Any:
-    """The pieces of all context-parallel ranks in the order of the sequence."""
     import torch
     from megatron.core import parallel_state
 
@@ -338,7 +336,6 @@ def _module(chunks: list[Any], name: str) -> Any:
 
 
 def _places(chunks: list[Any], hf: Any) -> list[tuple[SeenModules, Pair]]:
-    """Every pair of modules of this rank's part of the model, in the order of the forward pass."""
     names = dict(hf.named_modules())
     base = next((name.removesuffix("layers") for name in names if name == "layers" or name.endswith(".layers")), "model.")
     made = [(SeenModules("embedding", f"{base}embed_tokens", None, ""), Pair("embedding", ()))]
@@ -368,7 +365,6 @@ def _layer(name: str, modules: dict[str, Any], number: int, hf_name: str, hf_mod
 
 
 def _hooked(model: Any, keep: Callable[[str, str, Any], None], run: Callable[[], Any]) -> None:
-    """Run a model and keep what goes into and comes out of every module."""
     import torch
 
     def hook(name: str) -> Any:

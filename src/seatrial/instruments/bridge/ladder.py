@@ -82,7 +82,6 @@ class Workers:
         return code, seconds, cpu
 
     def _begun(self, worker: subprocess.Popen[str], mark: Path) -> bool:
-        """Whether the worker came as far as its job."""
         limit = time.monotonic() + IMPORT_S
         while not mark.exists():
             if worker.poll() is not None:
@@ -101,8 +100,6 @@ GRACE_S = 20.0
 
 
 class Ladder:
-    """One run of a plan."""
-
     def __init__(self, plan: dict[str, Any], out: Path) -> None:
         self.plan, self.out, self.facts = plan, out, out / "facts.jsonl"
         self.device: str = plan["device"]
@@ -139,7 +136,6 @@ class Ladder:
                 self.item(item, place)
 
     def made(self, name: str) -> Path | None:
-        """The tiny checkpoint of a family, or None when it cannot be made, which is then a fact."""
         place, errors = self.out / "models" / name, self.out / "rungs" / f"{name}-made"
         if self.workers is None:
             state, error, _, _ = fork_all([lambda: rungs.ensure_family(name, place)], MAKE_S, errors)
@@ -353,7 +349,6 @@ def prepare() -> None:
 
 
 def origins() -> dict[str, Any]:
-    """Versions, and the files that packages were imported from."""
     import torch
 
     found: dict[str, Any] = {"python": sys.version.split()[0], "cuda": torch.cuda.is_available()}

@@ -68,8 +68,6 @@ UNFUSED = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many ranks share the model, by kind."""
-
     tp: int = 1
     pp: int = 1
     ep: int = 1
@@ -166,14 +164,12 @@ def _transformer_engine() -> bool:
 
 
 def tokens(vocabulary: int, rows: int = 4, width: int = 16, seed: int = 3) -> Any:
-    """Token ids for a forward pass, the same on every rank."""
     import torch
 
     return torch.randint(0, vocabulary, (rows, width), generator=torch.Generator().manual_seed(seed))
 
 
 def unwrapped(chunk: Any) -> Any:
-    """The model below DDP and precision wrappers."""
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
@@ -403,7 +399,6 @@ def ensure_family(name: str, directory: Path) -> Path:
 
 
 def of_architecture(architecture: str) -> str | None:
-    """The first family that has the architecture."""
     return next((name for name, family in FAMILIES.items() if family.architecture == architecture), None)
 
 

@@ -77,7 +77,6 @@ class MegatronPolicy(transformers_loop.TrainedPolicy):
         self._target = Fused(session) if fused else None
 
     def exported(self) -> dict[str, Any]:
-        """What the Bridge exports: the names of the checkpoint."""
         return self.session.export(self.chunks)
 
     def export(self) -> dict[str, Any]:
@@ -86,7 +85,6 @@ class MegatronPolicy(transformers_loop.TrainedPolicy):
         return made if self._target is None else self._target.named(made)
 
     def step(self, completions: Sequence[Sequence[int]]) -> float:
-        """One policy-gradient step; the mean reward."""
         import torch
         from megatron.core.distributed import finalize_model_grads
 
@@ -118,8 +116,6 @@ class MegatronPolicy(transformers_loop.TrainedPolicy):
 
 
 class Fused:
-    """How transformers names what a checkpoint holds."""
-
     def __init__(self, session: BridgeSession) -> None:
         model = session.hf()
         self.session, self.owner, self.config = session, type(model), model.config
@@ -183,11 +179,14 @@ def no_learning(rank: Rank, loop: Loop, policy: MegatronPolicy, last: int, steps
     rows = [row for row in read(loop.driver.facts) if row["fact"] == "refit"]
     kept = [{key: row[key] for key in ("step", "changed", "wrong_names", "refused")} for row in rows]
     still = [len(names) for names in policy.unmoved]
-    rank.write("control", run="no-learning", rewards=policy.rewards, still=still, parameters=count(policy), refits=kept)
-
-
-def count(policy: MegatronPolicy) -> int:
-    return sum(1 for _ in policy.model.named_parameters())
+    rank.write(
+        "control",
+        run="no-learning",
+        rewards=policy.rewards,
+        still=still,
+        parameters=sum(1 for _ in policy.model.named_parameters()),
+        refits=kept,
+    )
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -241,14 +240,10 @@ def learn(rank: Rank, loop: Loop, session: BridgeSession, steps: int) -> None:
     loop.driver.end()
     policy = loop.policy
     assert isinstance(policy, MegatronPolicy)
-    rows, unmoved = read(loop.driver.facts), [_capped(names) for names in policy.unmoved]
+    rows, unmoved = read(loop.driver.facts), [{"count": len(names), "names": names[:20]} for names in policy.unmoved]
     rank.write("loop", run="learn", rewards=policy.rewards, unmoved=unmoved, rows=rows)
     off = reimported(session, policy, rank.out / "export")
-    rank.write("reimport", parameters=count(policy), unequal=off[:20], unequal_count=len(off))
-
-
-def _capped(names: list[str]) -> dict[str, Any]:
-    return {"count": len(names), "names": names[:20]}
+    rank.write("reimport", parameters=sum(1 for _ in policy.model.named_parameters()), unequal=off[:20], unequal_count=len(off))
 
 
 def reimported(session: BridgeSession, policy: MegatronPolicy, place: Path) -> list[str]:

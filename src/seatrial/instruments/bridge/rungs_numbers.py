@@ -115,7 +115,7 @@ def run_parity(rank: Rank) -> None:
     from megatron.core.transformer.module import Float16Module
 
     session = rank.session()
-    chunks = evaluated(session.build())
+    chunks = [chunk.eval() for chunk in session.build()]
     ids = tokens(forward.vocabulary(session))
     exact, plain = forward.reference(session, ids, "float64"), forward.reference(session, ids, "float32")
     made, routes = _routed(session, chunks, ids)
@@ -123,7 +123,7 @@ def run_parity(rank: Rank) -> None:
     rank.write("parity", routers=len(routes), **_figures("float32", made, plain, exact, everywhere))
 
     half = rank.session("bfloat16")
-    halved = evaluated(half.build(mixed_precision_wrapper=Float16Module))
+    halved = [chunk.eval() for chunk in half.build(mixed_precision_wrapper=Float16Module)]
     made, halved_routes = _routed(half, halved, ids)
     untouched = _untouched(routes, halved_routes, everywhere)
     halved_hf = forward.reference(half, ids, "bfloat16")
@@ -133,12 +133,7 @@ def run_parity(rank: Rank) -> None:
     rank.write("located", **forward.first(session, chunks, ids, exported, disk))
 
 
-def evaluated(chunks: list[Any]) -> list[Any]:
-    return [chunk.eval() for chunk in chunks]
-
-
 def _figures(dtype: str, made: Any, plain: Any, reference: Any, untouched: Any) -> dict[str, Any]:
-    """Megatron against transformers, and both against transformers in higher precision."""
     kept = untouched.flatten()
 
     def of(value: Any) -> Any:
@@ -197,13 +192,13 @@ def run_parallel(rank: Rank) -> None:
     _applies(config, sizes)
     provider = session.provider()
     ids = tokens(forward.vocabulary(session), ROWS, WIDTH)
-    alone = evaluated(session.build(provider=provider))
+    alone = [chunk.eval() for chunk in session.build(provider=provider)]
     with torch.no_grad():
         single = forward.logits(session, alone, ids)
     whole = _parameters(alone)
     parallel_state.destroy_model_parallel()
 
-    chunks = evaluated(_built(session, sizes))
+    chunks = [chunk.eval() for chunk in _built(session, sizes)]
     with torch.no_grad():
         made = forward.logits(session, chunks, ids)
     plain, exact = forward.reference(session, ids, "float32"), forward.reference(session, ids, "float64")
@@ -273,7 +268,6 @@ def _parameters(chunks: list[Any]) -> int:
 
 
 def _sizes(chunks: list[Any]) -> dict[str, Any]:
-    """How Megatron itself says that the world is divided."""
     from megatron.core import parallel_state
 
     return {

@@ -16,7 +16,7 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,6 @@ def plain(session: BridgeSession, given: Batch) -> list[dict[str, Any]]:
 
 
 def compare_optimizers(rank: Rank, kind: str, step: int, trainer: Trainer, reference: dict[str, Any], value: float, norm: float) -> None:
-    """This step against the reference, on every rank: the worst of all ranks is the fact."""
     import torch
 
     own = (*furthest(trainer.parameters(), reference["weights"]), value, norm)
@@ -103,6 +102,8 @@ def run_checkpoint(rank: Rank) -> None:
 
 
 def resume(rank: Rank, dtype: str) -> None:
+    from megatron.core import dist_checkpointing
+
     session = rank.session(dtype)
     batches = [training.batch(session, seed=seed) for seed in range(BEFORE + AFTER)]
     place = rank.out / f"checkpoint-{dtype}"
@@ -110,7 +111,8 @@ def resume(rank: Rank, dtype: str) -> None:
     start = first.parameters()
     for given in batches[:BEFORE]:
         first.step(given)
-    save(first, place)
+    place.mkdir()
+    dist_checkpointing.save(sharded(first, loading=False), str(place))
     saved = state(first)
     rank.write(
         "saved", dtype=dtype, tensors=len(saved), kinds=kinds(saved), moved=len(unequal(start, first.parameters())), weights=len(start)
@@ -138,6 +140,10 @@ def resume(rank: Rank, dtype: str) -> None:
     )
 
 
+def kinds(found: dict[str, Any]) -> dict[str, int]:
+    return dict(Counter(name.split(" ")[0] for name in found))
+
+
 def state(trainer: Trainer) -> dict[str, Any]:
     """Everything that goes on: weights, and per parameter what the optimizer keeps, as `<kind> of <parameter>`."""
     import torch
@@ -158,13 +164,6 @@ def state(trainer: Trainer) -> dict[str, Any]:
     return found
 
 
-def kinds(found: dict[str, Any]) -> dict[str, int]:
-    made: dict[str, int] = {}
-    for name in found:
-        made[name.split(" ")[0]] = made.get(name.split(" ")[0], 0) + 1
-    return made
-
-
 def spoil(trainer: Trainer) -> None:
     """No weight and no setting of the optimizer keeps its value: what the load leaves alone is seen."""
     import torch
@@ -178,22 +177,13 @@ def spoil(trainer: Trainer) -> None:
 
 
 def same_settings(first: Trainer, second: Trainer) -> list[str]:
-    """Settings that groups of parameters of both optimizers have alike."""
     pairs = enumerate(zip(first.optimizer.param_groups, second.optimizer.param_groups, strict=True))
     return [f"{kind} of group {place}" for place, (one, two) in pairs for kind in SETTINGS if one[kind] == two[kind]]
 
 
 def sharded(trainer: Trainer, loading: bool) -> dict[str, Any]:
-    (chunk,) = trainer.chunks
-    model = unwrapped(chunk).sharded_state_dict()
+    model = unwrapped(trainer.chunks[0]).sharded_state_dict()
     return {"model": model, "optimizer": trainer.optimizer.sharded_state_dict(model, is_loading=loading, metadata=SHARDING)}
-
-
-def save(trainer: Trainer, place: Path) -> None:
-    from megatron.core import dist_checkpointing
-
-    place.mkdir()
-    dist_checkpointing.save(sharded(trainer, loading=False), str(place))
 
 
 def load(trainer: Trainer, place: Path) -> None:
@@ -219,6 +209,8 @@ PREFIX = "base_model.model."
 
 
 def run_lora(rank: Rank) -> None:
+    from safetensors.torch import load_file
+
     if importlib.util.find_spec("peft") is None:
         raise Missing("the package peft")
     session = rank.session()
@@ -251,7 +243,9 @@ def run_lora(rank: Rank) -> None:
         changed=len(unequal(plain, merged)),
         wrong=listed(sorted(set(unequal(plain, merged)) ^ below)),
     )
-    saved = exported(rank, session, trainer, lora)
+    place, owner = rank.out / "adapter", str(session.directory)
+    session.bridge.save_hf_adapter(trainer.chunks, place, peft_config=lora, base_model_name_or_path=owner, show_progress=False)
+    saved: dict[str, Any] = load_file(place / "adapter_model.safetensors")
     rank.write("sum", **summed(saved, plain, merged))
     logits["adapter"] = in_hf(session, adapted(rank, session, saved), given.ids)
     rank.write(
@@ -271,10 +265,6 @@ def adapters(targets: list[str]) -> Any:
     return LoRA(target_modules=targets, dim=DIM, alpha=ALPHA)
 
 
-def carriers(chunks: list[Any]) -> set[str]:
-    return {name.split(ADAPTER)[0] for name, _ in unwrapped(chunks[0]).named_parameters() if ADAPTER in name}
-
-
 def matching(base: list[Any], targets: list[str]) -> set[str]:
     """Modules of the base model that the targets name: by their own name, or by a pattern of the whole one."""
     names = [name for name, _ in unwrapped(base[0]).named_modules()]
@@ -286,8 +276,9 @@ def placed(rank: Rank, session: BridgeSession, base: list[Any], targets: list[st
     provider = session.provider(load=False, **training.UNBALANCED)
     provider.register_pre_wrap_hook(lambda chunks: lora(chunks, training=True))
     chunks = session.build(provider=provider)
-    asked, found = matching(base, targets), carriers(chunks)
-    trains = [name for name, value in unwrapped(chunks[0]).named_parameters() if value.requires_grad]
+    named = dict(unwrapped(chunks[0]).named_parameters())
+    asked, found = matching(base, targets), {name.split(ADAPTER)[0] for name in named if ADAPTER in name}
+    trains = [name for name, value in named.items() if value.requires_grad]
     rank.write(
         "placed",
         targets=targets,
@@ -301,7 +292,6 @@ def placed(rank: Rank, session: BridgeSession, base: list[Any], targets: list[st
 
 
 def trained(rank: Rank, trainer: Trainer, given: training.Batch, before: dict[str, Any], base: dict[str, Any]) -> None:
-    """Some steps: which adapters and which weights of the base moved."""
     steps = [trainer.step(given) for _ in range(LORA_STEPS)]
     after = trainer.parameters()
     own = {name: value for name, value in after.items() if ADAPTER in name}
@@ -316,16 +306,6 @@ def trained(rank: Rank, trainer: Trainer, given: training.Batch, before: dict[st
         base=len(base),
         base_moved=listed(unequal(base, rest)),
     )
-
-
-def exported(rank: Rank, session: BridgeSession, trainer: Trainer, lora: Any) -> dict[str, Any]:
-    """The tensors of the adapter export, under PEFT's names."""
-    from safetensors.torch import load_file
-
-    place, base = rank.out / "adapter", str(session.directory)
-    session.bridge.save_hf_adapter(trainer.chunks, place, peft_config=lora, base_model_name_or_path=base, show_progress=False)
-    saved: dict[str, Any] = load_file(place / "adapter_model.safetensors")
-    return saved
 
 
 def summed(saved: dict[str, Any], plain: dict[str, Any], merged: dict[str, Any]) -> dict[str, Any]:
@@ -414,8 +394,9 @@ def run_policy(rank: Rank) -> None:
         value, norm = trainer.step(given) if step else (None, None)
         now, holds = session.export(trainer.chunks), trainer.parameters()
         own = training.evaluated(trainer.chunks, lambda: training.chosen(forward.logits(session, trainer.chunks, given.ids), given.ids))
-        still = {"unmoved": unmoved(held, holds), "unchanged": unmoved(last, now, fixed)}
-        fields = {"loss": value, "norm": norm, **still} if step else {}
+        still = {"unmoved": sorted(holds.keys() - set(unequal(held, holds)))}
+        still["unchanged"] = sorted(now.keys() - set(unequal(last, now)) - fixed)
+        fields = {"loss": value, "norm": norm, **{key: listed(names) for key, names in still.items()}} if step else {}
         rank.write(
             "step",
             step=step,
@@ -425,11 +406,6 @@ def run_policy(rank: Rank) -> None:
             **errors(own, recomputed(rank, session, now, given), stale),
         )
         last, held = now, holds
-
-
-def unmoved(before: dict[str, Any], after: dict[str, Any], fixed: Collection[str] = ()) -> dict[str, Any]:
-    """Tensors that a step left as they were, but for those that no step moves."""
-    return listed(sorted(after.keys() - set(unequal(before, after)) - set(fixed)))
 
 
 def recomputed(rank: Rank, session: BridgeSession, exported: dict[str, Any], given: Batch) -> Any:

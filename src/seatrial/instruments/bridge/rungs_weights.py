@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def run_import(rank: Rank) -> None:
         read=sum(name in read for name in stored),
         unread=training.listed(name for name in stored if name not in read and name not in tied),
         tied_heads=training.listed(name for name in tied if name not in read),
-        nan_on_disk=training.listed(_with_nan(stored)),
+        nan_on_disk=training.listed(name for name, value in stored.items() if value.is_floating_point() and bool(value.isnan().any())),
     )
 
 
@@ -132,7 +132,6 @@ def _load(session: BridgeSession, chunks: list[Any]) -> set[str]:
 
 
 def _left(model: Any, vocabulary: int) -> tuple[list[dict[str, Any]], int]:
-    """Parameters that still hold NaN, and how many rows of padding do."""
     unreached, padding = [], 0
     for name, value in model.named_parameters():
         empty = value.isnan()
@@ -143,10 +142,6 @@ def _left(model: Any, vocabulary: int) -> tuple[list[dict[str, Any]], int]:
         if count:
             unreached.append({"name": name, "looks": f"{count} of {empty.numel()} values never written"})
     return unreached, padding
-
-
-def _with_nan(stored: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in stored.items() if value.is_floating_point() and bool(value.isnan().any())]
 
 
 def run_roundtrip(rank: Rank) -> None:
@@ -245,7 +240,6 @@ def run_mapping(rank: Rank) -> None:
         hf_ambiguous=training.listed({"name": name, "looks": ", ".join(found)} for name, found in claims.items() if len(found) > 1),
         hf_absent=training.listed({"name": name, "looks": ", ".join(found)} for name, found in strangers.items()),
         renamed=training.listed(renamed),
-        unused=training.listed(_unused(registry, held)),
         norms=sum(mapping.megatron_param in NORMS for mapping in registry),
         norms_unlike=training.listed(_norms_unlike(registry, stored)),
     )
@@ -267,7 +261,6 @@ def _hf_names(mapping: Any) -> list[str]:
 
 
 def _mapping_said(mapping: Any) -> str:
-    """What a mapping does with a name: which class, and the HF names."""
     return f"{type(mapping).__name__} to {', '.join(_hf_names(mapping))}"
 
 
@@ -303,11 +296,6 @@ def _norms_unlike(registry: Any, stored: Collection[str]) -> list[dict[str, str]
     return found
 
 
-def _unused(registry: Any, held: dict[str, list[Any]]) -> list[str]:
-    """Patterns that no name of this model has."""
-    return [mapping.megatron_param for mapping in registry if not any(_matching(name, [mapping]) for name in held)]
-
-
 EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(.+)$")
 
 
@@ -317,7 +305,7 @@ def run_order(rank: Rank) -> None:
     live = {value.untyped_storage().data_ptr() for chunk in chunks for value in unwrapped(chunk).parameters()}
     first, second = (_streamed(session, chunks, live) for _ in range(2))
     names = [name for name, _ in first]
-    tasks = [list(_targets(task)) for task in session.bridge.get_conversion_tasks(chunks) if task is not None]
+    tasks = [_hf_names(task.mapping) for task in session.bridge.get_conversion_tasks(chunks) if task is not None]
     config = rank.config()
     stored = training.on_disk(rank.directory)
     heads = {**training.copies(stored, training.tied(config)), **({"lm_head.weight": ""} if training.tied(config) else {})}
@@ -343,7 +331,6 @@ def run_order(rank: Rank) -> None:
 
 
 def _streamed(session: BridgeSession, chunks: list[Any], live: set[int]) -> list[tuple[str, bool]]:
-    """Names as they come, and whether each shares memory with a parameter."""
     stream = session.bridge.export_hf_weights(chunks, cpu=False, show_progress=False)
     return [(name, value.untyped_storage().data_ptr() in live) for name, value in stream]
 
@@ -359,11 +346,6 @@ def _stale(session: BridgeSession, chunks: list[Any]) -> list[str]:
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     value.add_(1)
     return [name for name, value in session.stream(chunks) if before.get(name) == fingerprint.tensor_hash(value)]
-
-
-def _targets(task: Any) -> Sequence[str]:
-    names = task.mapping.hf_param
-    return [names] if isinstance(names, str) else list(names.values())
 
 
 def _out_of_order(names: list[str], tasks: list[list[str]]) -> list[str]:

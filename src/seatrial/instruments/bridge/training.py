@@ -111,7 +111,6 @@ def _reshaped(got: Any, want: Any) -> dict[str, Any]:
 
 
 def looks(name: str, got: Any, wanted: Mapping[str, Any], hashes: Mapping[str, str]) -> str:
-    """What a tensor of the right shape and wrong bits looks like."""
     mine, want = fingerprint.tensor_hash(got), wanted[name]
     other = next((other for other, value in hashes.items() if value == mine), None)
     if other is not None:
@@ -163,8 +162,6 @@ Tensors = Mapping[str, Any]
 
 
 class Batch:
-    """Token ids (row, position) and one advantage per row."""
-
     def __init__(self, ids: Any, advantages: Any) -> None:
         self.ids, self.advantages = ids, advantages
 
@@ -245,7 +242,6 @@ class Trainer:
         )
 
     def step(self, given: Batch) -> tuple[float, float]:
-        """One update from this rank's part of a batch: its loss, and the norm of the gradient of all ranks."""
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -263,7 +259,6 @@ class Trainer:
 
 
 def parameters(chunks: list[Any]) -> dict[str, Any]:
-    """Copies of all parameters on the CPU, by Megatron's names."""
     (chunk,) = chunks
     return {name: value.detach().to("cpu", copy=True) for name, value in unwrapped(chunk).named_parameters()}
 

@@ -83,8 +83,6 @@ def _generators_are_cpu(tell: Tell) -> None:
     import torch
 
     class EveryIndex:
-        """The CPU generator under every device index."""
-
         def __getitem__(self, _index: object) -> torch.Generator:
             tell("cuda-generators")
             return torch.default_generator

@@ -42,7 +42,6 @@ def after(module: str, patch: Patch) -> None:
 
 
 def hide(module: str) -> None:
-    """Importing `module` says that there is no such module."""
     _hidden.add(module)
     _install()
 
@@ -56,8 +55,6 @@ def _apply(patch: Patch, module: ModuleType) -> None:
 
 
 class _PatchingLoader(importlib.abc.Loader):
-    """Does what is asked for a module around its own loader."""
-
     def __init__(self, inner: importlib.abc.Loader) -> None:
         self._inner = inner
 
@@ -106,8 +103,6 @@ def _importer(stand_ins: Mapping[str, ModuleType]) -> Callable[..., ModuleType]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules that something is asked for, where they are."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:

@@ -98,7 +98,6 @@ _dropped: dict[str, str] = {}
 
 
 def used(name: str) -> None:
-    """A shim took part in what ran."""
     _used.add(name)
 
 
@@ -187,7 +186,6 @@ def _needed(name: str, root: str, source: str) -> bool:
 
 
 def _unguarded(source: str, root: str) -> bool:
-    """Whether a module imports a package at its top level outside of any `try`."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == root for alias in node.names):
             return True

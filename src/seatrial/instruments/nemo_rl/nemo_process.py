@@ -50,11 +50,9 @@ class DriverChild:
         self._process: subprocess.Popen[bytes] | None = None
 
     def asked(self) -> int:
-        """The signal that asked for the end; 0 while there is none."""
         return self._signal
 
     def listen(self) -> None:
-        """From here on SIGTERM and SIGINT go to the child."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGALRM, self._late)
@@ -88,7 +86,6 @@ class DriverChild:
 
 
 def command_line() -> list[str]:
-    """That of this process, also where a tool replaced sys.argv."""
     return list(getattr(sys, "orig_argv", [])) or [sys.executable, *sys.argv]  # Python 3.9 has no orig_argv
 
 

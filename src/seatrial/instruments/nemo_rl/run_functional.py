@@ -48,7 +48,6 @@ def _trees(text: str) -> tuple[Path, Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script; returns the exit code."""
     arguments, child = _arguments(argv), DriverChild()
     child.listen()
     try:

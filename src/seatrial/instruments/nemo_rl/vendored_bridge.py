@@ -51,7 +51,6 @@ def git(tree: Path, *words: str) -> str:
 
 
 def git_directory(tree: Path) -> Path:
-    """Where git keeps what is not part of the tree."""
     return Path(git(tree, "rev-parse", "--absolute-git-dir").rstrip("\n"))
 
 
@@ -67,7 +66,6 @@ def file_digest(file: Path) -> str | None:
 
 
 def contents(tree: Path, *which: str) -> Digests:
-    """The files of a tree; a submodule is a directory, and a deleted file is none."""
     named = dict.fromkeys(name for name in git(tree, "ls-files", "-z", *which).split("\0") if name)
     return {name: found for name in named if (found := file_digest(tree / name)) is not None}
 
@@ -203,7 +201,6 @@ def _put_back(target: Path, saved: Path, manifest: Manifest) -> list[str]:
 
 
 def _removals_first(manifest: Manifest, side: int) -> list[tuple[str, tuple[str | None, str | None]]]:
-    """A directory may come where a file was."""
     return sorted(manifest.items(), key=lambda item: (item[1][side] is not None, item[0]))
 
 
@@ -258,7 +255,6 @@ def build_helpers(core: Path, python: Path, log: Path, child: DriverChild) -> Pa
 
 
 def remove_helpers(copy: Path) -> None:
-    """Remove a copy that `build` made."""
     shutil.rmtree(copy.parent, ignore_errors=True)
 
 
@@ -294,7 +290,6 @@ def _cause(log: Path) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Keep other drivers out, and restore what a killed run left."""
     try:
         with contextlib.ExitStack() as ending:
             alone(Path(words[0]).absolute(), ending)

@@ -181,7 +181,6 @@ def _version(version: int, sent: list[Row], relayed: list[Row], received: list[R
 
 
 def _counts(sent: list[Row], received: list[Row]) -> list[str]:
-    """Every generator got as many refits as the policy sent, each once."""
     last = max((row["version"] for row in sent), default=0)
     got: dict[str, list[int]] = {}
     for row in received:
@@ -200,8 +199,6 @@ OUTLIER = 1.05
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One comparison."""
-
     value: float
     """The mean of exp|difference| over all tokens."""
     tokens: int

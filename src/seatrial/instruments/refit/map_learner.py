@@ -36,8 +36,6 @@ class NotRestored(RuntimeError):
 
 
 class Saved:
-    """The state of a module at the time this was made."""
-
     def __init__(self, module: Any) -> None:
         self.module = module
         self.hashes = fingerprint.model(module)
@@ -76,7 +74,6 @@ def _strided(value: Any) -> bool:
 
 
 def _bytes(tensor: Any) -> Any:
-    """All bytes of the storage behind a tensor."""
     import torch
 
     storage = tensor.untyped_storage()
@@ -148,7 +145,6 @@ class _Place:
         self.hashes: set[str] = set()
 
     def read(self, value: Any, check: bool, shift: int) -> None:
-        """Take in what a pass left here."""
         self.hashes.add(fingerprint.tensor_hash(value))
         if value.shape != self.shape:
             self.fine[:], self.touched[:] = False, True
@@ -172,7 +168,6 @@ class _Place:
         self.ids[part] |= digit.to(self.ids.dtype) << shift
 
     def landed(self, ids: Ids) -> Any:
-        """The id of each element, -1 where none landed."""
         import torch
 
         valid = self.fine & self.touched & (self.ids >= 0) & (self.ids < ids.total)
@@ -190,8 +185,6 @@ def _checksum(numbers: Any) -> Any:
 
 
 class _Learning:
-    """The passes through the loader, and what they show."""
-
     def __init__(self, module: Any, load: Load, export: Mapping[str, Any]) -> None:
         self.module, self.load, self.export, self.ids = module, load, export, Ids(export)
         self.unable = {name: reason for name, value in export.items() if (reason := _reason(value))}
@@ -262,7 +255,6 @@ class _Learning:
             place.read(live[name], check, shift)
 
     def _map(self) -> Map:
-        """Put the readings together."""
         import torch
 
         live = dict(fingerprint.named_state(self.module))
@@ -376,8 +368,6 @@ class Run(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The runs of one runtime tensor."""
-
     owner: Any
     export_start: Any
     runtime_start: Any
@@ -436,7 +426,6 @@ class Ids:
         return {self.names[index]: int(counts[index]) for index in torch.nonzero(counts).flatten().tolist()}
 
     def listed(self, table: Table) -> list[Run]:
-        """The runs of a table as a list."""
         columns = zip(*(column.tolist() for column in table), strict=True)
         return [Run(self.names[owner], export_start, runtime_start, length) for owner, export_start, runtime_start, length in columns]
 
@@ -508,19 +497,16 @@ class Map:
 
     @property
     def count(self) -> int:
-        """How many runs there are."""
         return sum(len(table.length) for table in self.tables.values())
 
     @cached_property
     def held(self) -> dict[str, list[str]]:
-        """The exported names of which a runtime tensor holds elements."""
         import torch
 
         return {runtime: [self.ids.names[owner] for owner in torch.unique(table.owner).tolist()] for runtime, table in self.tables.items()}
 
     @cached_property
     def homes(self) -> dict[str, list[str]]:
-        """The runtime tensors that hold elements of an exported name."""
         made: dict[str, list[str]] = {}
         for runtime, names in self.held.items():
             for name in names:

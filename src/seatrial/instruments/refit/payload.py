@@ -40,8 +40,6 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Body:
-    """What is known of a body once it was written."""
-
     codec: str
     frames: tuple[Pair, ...]
     body: int
@@ -92,7 +90,6 @@ class Payload:
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
 
     def plane(self, place: Pair) -> memoryview:
-        """The bytes of one plane, uncoded."""
         start, length = place
         if self.header.codec == "none":
             return self._body[start : start + length]
@@ -209,7 +206,6 @@ def _inflate(data: memoryview, size: int) -> bytes:
 
 
 def flat(tensor: Any) -> Any:
-    """The bytes of a contiguous tensor, sharing its memory."""
     import torch
 
     plain.check_memory(tensor)
@@ -217,7 +213,6 @@ def flat(tensor: Any) -> Any:
 
 
 def to_bytes(tensor: Any) -> memoryview:
-    """The bytes of a contiguous tensor; without a copy if it is on the CPU."""
     return memoryview(flat(tensor).cpu().numpy())
 
 

@@ -90,7 +90,6 @@ class Header:
 
 
 def parse(text: bytes) -> Header:
-    """A header from its JSON, or a refusal that says what is wrong with it."""
     try:
         given = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         header = _made(given)

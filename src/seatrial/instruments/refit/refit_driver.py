@@ -33,7 +33,6 @@ class NoSuchFault(ValueError):
 
 
 def _named(export: Mapping[str, Any], pattern: str) -> str:
-    """The first name that matches; a model without one cannot have this fault."""
     found = next((name for name in export if re.search(pattern, name)), None)
     if found is None:
         raise NoSuchFault(f"no exported name matches {pattern!r}: this model cannot have the fault")
@@ -234,7 +233,6 @@ class RefitDriver:
     def _compared(
         self, row: dict[str, Any], sent: dict[str, str], before: dict[str, Any], held: dict[str, Any], refused: RefitRefused | None
     ) -> dict[str, Any]:
-        """What the live weights are after it, by name."""
         after, methods = held["hashes"], held["methods"]
         unproven = [name for name in after if name not in methods]
         wrong = [] if refused else fingerprint.differing(sent, after)

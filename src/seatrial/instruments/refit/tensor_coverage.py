@@ -35,8 +35,6 @@ class Padding(NamedTuple):
 
 @dataclass(frozen=True)
 class Coverage:
-    """See the module."""
-
     written: tuple[str, ...]
     shared: dict[str, str]
     derived: dict[str, str]
@@ -86,12 +84,10 @@ class LoaderWatch:
 
     @property
     def touched(self) -> dict[str, str]:
-        """Names whose bits changed, and when that was seen first."""
         return _changes(self.history)
 
     @property
     def moved(self) -> dict[str, str]:
-        """Written tensors whose padding changed."""
         return _changes(self._padding)
 
 
@@ -216,7 +212,6 @@ def aliases(module: Any, names: Collection[str]) -> set[str]:
 
 
 def rest(value: Any, table: Table) -> Any:
-    """The elements of a runtime tensor that no run reaches, flat."""
     import torch
 
     flat = value.detach().reshape(-1)
@@ -244,7 +239,6 @@ def _changes(history: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _part(name: str) -> str:
-    """The module that a weight belongs to: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
     return name.rpartition(".")[0].rpartition(".")[2]
 
 

@@ -28,8 +28,6 @@ BUCKET = 1 << 26
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a payload holds, for facts and reports."""
-
     version: int
     transport: str
     kind: str
@@ -344,7 +342,6 @@ class Consumer:
         return changed
 
     def _write(self, target: Any, entry: Entry, given: payload.Payload, ready: delta.Coded | None) -> None:
-        """Write one tensor; `ready` if it was decoded already."""
         if entry.mode == "raw":
             payload.flat(target).copy_(payload.from_bytes(given.plane(entry.planes[0]), target.device))
         else:

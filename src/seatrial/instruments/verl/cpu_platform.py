@@ -79,15 +79,12 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        """None: it is a notion of CUDA."""
         return None, None
 
     def communication_backend_name(self) -> str:
-        """Gloo."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """Ray sets this one for the logical GPU."""
         return "CUDA_VISIBLE_DEVICES"
 
     @contextmanager
@@ -95,7 +92,6 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         yield
 
     def ray_resource_name(self) -> str:
-        """The logical GPU that Ray was given."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

@@ -33,7 +33,6 @@ class _Sharded(Watched):
         return value
 
     def gradient(self, value: Any) -> Any:
-        """Where autograd leaves it."""
         return value.grad
 
     def optimizers(self) -> list[Any]:

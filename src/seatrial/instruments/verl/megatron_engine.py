@@ -34,7 +34,6 @@ class _Chunked(Watched):
         super().initialize()
 
     def network(self) -> Any:
-        """The only chunk, without DDP and the cast to bf16 around it."""
         (chunk,) = self.module
         return unwrap_model(chunk)
 
@@ -75,7 +74,6 @@ class _Chunked(Watched):
         return int(self.lr_scheduler.num_steps)
 
     def generators(self) -> dict[str, str]:
-        """With those that Megatron keeps for model-parallel regions."""
         regions = tensor_parallel.get_cuda_rng_tracker().get_states()
         return {**super().generators(), **fingerprint.state(regions, "megatron")}
 
@@ -87,8 +85,6 @@ class _Chunked(Watched):
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu")
 class Actor(_Chunked, MegatronEngineWithLMHead):  # type: ignore[misc]
-    """The actor's engine; the reference model has the same, for forward passes only."""
-
     role = "actor"
 
 

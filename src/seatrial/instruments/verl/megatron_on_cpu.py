@@ -14,7 +14,6 @@ from seatrial.instruments.megatron import import_patches, shims
 
 
 def install() -> None:
-    """Register every patch."""
     shims.install()
     import_patches.after("megatron.core.transformer.dot_product_attention", _causal_attention_ignores_padding_mask)
 

@@ -166,7 +166,6 @@ VERSION = "0.9.1"
 
 
 def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
-    """The findings on one run, as JSON."""
     import torch
     import transformers
     from transformers import AutoTokenizer
@@ -198,7 +197,6 @@ def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
 
 
 def chat(tokenizer: Any, text: str) -> list[int]:
-    """The token ids of a dataset row's prompt, by the model's own template."""
     said = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
     return list(tokenizer(said, add_special_tokens=False)["input_ids"])
 
@@ -251,8 +249,6 @@ ALWAYS = ("actor/grad_norm", "actor/lr", "actor/pg_loss", "critic/score/mean")
 
 
 class RoundShadow(Shadow):
-    """Collects what is to be logged over the optimizer steps of a round."""
-
     def _generated(self, moment: Moment) -> None:
         for asked in moment.first().values.get("asked", ()):
             self._asked(asked)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.instruments import facts, provenance
+from seatrial.instruments.engines import tiny_models
 from seatrial.instruments.facts import prompts
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -57,18 +58,12 @@ def make_model(directory: Path, tied: bool = True) -> Path:
     for value in made.parameters():
         if value.dim() == 1:  # biases of 0 and norms of 1 would hide that one was never loaded
             value.data.add_(0.1 * torch.randn_like(value))
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        made.save_pretrained(temporary)
-        words.save_pretrained(temporary)
-        os.rename(temporary, directory)  # noqa: PTH104 - fails when another process was first, which is fine
-    except OSError:
-        if not (directory / "config.json").is_file():
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return directory
+
+    def save(place: Path) -> None:
+        made.save_pretrained(place)
+        words.save_pretrained(place)
+
+    return tiny_models.whole(directory, save)
 
 
 def write_prompts(path: Path, texts: list[str], split: str) -> Path:
@@ -110,7 +105,6 @@ def last_validation(directory: Path) -> int:
 
 
 def write_gains(directory: Path, control: Path | None) -> None:
-    """Append the gains in the form of verl's file logger."""
     own = by_prompt(directory, last_validation(directory))
     other = by_prompt(control, last_validation(control)) if control else {}
     if control and own.keys() != other.keys():

@@ -43,7 +43,6 @@ class Waiting:
 
 
 def _start() -> Witness | None:
-    """The witness of this process, or None."""
     try:
         from seatrial.instruments.nemo_rl import nemo_process
         from seatrial.instruments.witness import watch_this_process
@@ -58,7 +57,6 @@ def _start() -> Witness | None:
 
 
 def _attach() -> None:
-    """The refit probe of this process, where it is asked for."""
     if not os.environ.get(REFIT):
         return
     try:
