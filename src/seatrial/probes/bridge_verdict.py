@@ -31,6 +31,8 @@ from seatrial.probes.own_tests import OwnTests
 
 
 class BridgeRequest(Record):
+    """What the probe was to show."""
+
     models: tuple[str, ...]
     """Families, or directories."""
     rungs: tuple[str, ...]
@@ -49,6 +51,8 @@ def shown_model(model: str) -> str:
 
 
 class RungResult(Record):
+    """One rung of one family."""
+
     rung: str
     title: str
     verdict: Verdict
@@ -67,6 +71,8 @@ class RungResult(Record):
 
 
 class FamilyResult(Record):
+    """All rungs of one family or checkpoint."""
+
     model: str
     verdict: Verdict
     reason: str
@@ -86,6 +92,8 @@ class ShimUse(Record):
 
 
 class JudgedBridgeProbe(Record):
+    """What the facts prove."""
+
     verdict: Verdict
     reason: str
     boundary: Boundary | None = None

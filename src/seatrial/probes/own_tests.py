@@ -241,6 +241,8 @@ _BADNESS = ("passed", "skipped", "failed", "error")
 
 
 class Named(Record):
+    """One failure, and what it is put down to."""
+
     name: str
     message: str
     why: str
@@ -476,14 +478,8 @@ def _before(
 ) -> tuple[str | None, tuple[JUnitCase, ...] | None, str]:
     """The commit of the base and its cases; a note when there are none."""
     if base is None:
-        return (
-            None,
-            None,
-            (
-                "no base is known (name --base): a failure that was there before counts as the change's, "
-                "and a test that ran without CUDA before and needs it now is not seen"
-            ),
-        )
+        note = "no base is known (name --base): a failure that was there before counts as the change's, "
+        return None, None, f"{note}and a test that ran without CUDA before and needs it now is not seen"
     try:
         commit = commit_to_compare(repo, base)
         return commit, baseline(place, repo, commit, files), ""
