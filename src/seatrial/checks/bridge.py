@@ -36,7 +36,6 @@ class LoopSetup(TypedRow):
     """What ran."""
 
     engine: Word
-    note: str
     steps: Count
     dtype: Word
     experts: Count
@@ -328,7 +327,7 @@ def chance(high: Sequence[float], low: Sequence[float]) -> float:
 
 
 def _limitations(run: LoopFacts) -> list[str]:
-    made = [run.setup.note] if run.setup.note else []
+    made = []
     if run.setup.steps < STEPS:
         made.append(f"the closed loop had {run.setup.steps} steps, not {STEPS}")
     if left := run.setup.steps - len(_decided(run)):

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from seatrial.checks.probe_facts import proof
 from seatrial.core.log_text import Finder, Samples, exit_value, failed, in_sample, is_sample
-from seatrial.core.records import CheckResult
+from seatrial.core.records import CheckResult, replace
 from seatrial.core.verdict import Boundary
 
 
@@ -171,12 +172,7 @@ def exited(facts: LogFacts) -> list[CheckResult]:
     shown = bad or facts.exits[-1]
     value: float | str = int(shown.value) if re.fullmatch(r"-?\d+", shown.value) and len(shown.value) < 12 else shown.value
     message = f"line {bad.number}: {bad.text}" if bad else ""
-    line = shown.number
-    return [
-        CheckResult(
-            name="exit code", kind="proof", passed=bad is None, value=value, message=message, boundary=Boundary.ENVIRONMENT, line=line
-        )
-    ]
+    return [replace(proof("exit code", bad is None, value, Boundary.ENVIRONMENT, message=message), line=shown.number)]
 
 
 def finite(facts: LogFacts) -> list[CheckResult]:

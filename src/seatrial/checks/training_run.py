@@ -148,27 +148,16 @@ def _check(
     name: str,
     passed: bool,
     value: float | str | None,
-    boundary: Boundary,
+    at: Boundary,
     message: str = "",
     steps: Sequence[int] = (),
     limit: str = "",
-    *,
     tag: str = "",
 ) -> CheckResult:
     shown = number_to_json(value) if isinstance(value, float) else value
-    step = steps[0] if steps and not passed else None
-    return CheckResult(
-        name=name,
-        kind="proof",
-        passed=passed,
-        value=shown,
-        threshold=limit,
-        message=message,
-        boundary=boundary,
-        missing=() if passed else tuple(steps),
-        step=step,
-        tag=tag,
-    )
+    step, missing = (steps[0] if steps else None, tuple(steps)) if not passed else (None, ())
+    made = CheckResult(name=name, kind="proof", passed=passed, value=shown, threshold=limit, message=message, boundary=at)
+    return replace(made, missing=missing, step=step, tag=tag)
 
 
 def _list(steps: Sequence[int]) -> str:
@@ -187,18 +176,11 @@ def _finite(printed: Metrics) -> list[CheckResult]:
     bad = [(tag, steps) for tag, series in sorted(printed.series.items()) if (steps := series.non_finite())]
     if not printed.series:
         return []
-    message = f"{bad[0][0]} is not finite at step {_list(bad[0][1])} of the log" if bad else ""
-    return [
-        _check(
-            "the log prints finite values",
-            not bad,
-            len(bad),
-            Boundary.METRICS,
-            message,
-            bad[0][1] if bad else (),
-            tag=bad[0][0] if bad else "",
-        )
-    ]
+    name, at = "the log prints finite values", Boundary.METRICS
+    if not bad:
+        return [_check(name, True, 0, at)]
+    tag, steps = bad[0]
+    return [_check(name, False, len(bad), at, f"{tag} is not finite at step {_list(steps)} of the log", steps, tag=tag)]
 
 
 def _restarted(metrics: Metrics, signals: Signals, where: str) -> list[CheckResult]:

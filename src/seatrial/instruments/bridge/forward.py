@@ -181,12 +181,8 @@ def _holds(module: Any, stored: Any) -> bool:
     return bool(torch.equal(mine.detach().cpu(), stored.to(mine.dtype)))
 
 
-def unequal_settings(chunks: list[Any], hf: Any, megatron_name: str, hf_name: str, what: str) -> str:
-    """Settings of the two modules that differ, in words; empty when none was found."""
-    return "; ".join(_differences(unwrapped(chunks[0]), hf, megatron_name, hf_name, what))
-
-
-def _differences(ours: Any, hf: Any, megatron_name: str, hf_name: str, what: str) -> Iterator[str]:
+def unequal_settings(ours: Any, hf: Any, megatron_name: str, hf_name: str, what: str) -> Iterator[str]:
+    """Settings of the two modules that differ, in words."""
     mine, theirs = dict(ours.named_modules()).get(megatron_name), dict(hf.named_modules()).get(hf_name)
     one, two = _epsilon(mine), _epsilon(theirs)
     if one is not None and two is not None and one != two:
@@ -315,24 +311,15 @@ def first(session: BridgeSession, chunks: list[Any], tokens: Any, exported: dict
         seen.append(place)
     wrong = [place for place in seen if place.off()]
     split = {"positions": axes[1], "features": axes[2]}
-    found = {
-        "compared": len(seen),
-        "off": len(wrong),
-        "left_out": left_out[:20],
-        "split": split,
-        "first": None,
-        "kind": "",
-        "suspicion": "",
-    }
+    found = {"compared": len(seen), "off": len(wrong), "left_out": left_out[:20], "split": split}
+    found |= {"first": None, "kind": "", "suspicion": ""}
     if wrong:
         found["first"] = vars(wrong[0])
-        found["kind"] = kind(_module(chunks, wrong[0].megatron), wrong[0].hf, wrong[0].what, exported, disk)
-        found["suspicion"] = unequal_settings(chunks, plain, wrong[0].megatron, wrong[0].hf, wrong[0].what)
+        model = unwrapped(chunks[0])
+        module = dict(model.named_modules()).get(wrong[0].megatron)
+        found["kind"] = kind(module, wrong[0].hf, wrong[0].what, exported, disk)
+        found["suspicion"] = "; ".join(unequal_settings(model, plain, wrong[0].megatron, wrong[0].hf, wrong[0].what))
     return found
-
-
-def _module(chunks: list[Any], name: str) -> Any:
-    return dict(unwrapped(chunks[0]).named_modules()).get(name)
 
 
 def _places(chunks: list[Any], hf: Any) -> list[tuple[SeenModules, Pair]]:

@@ -211,12 +211,12 @@ class Seeded(Engine):
 
 def run_loop(rank: Rank) -> None:
     options, config = rank.options or {}, rank.config()
-    engine, note = chosen(rank, config)
+    engine = chosen(rank, config)
     steps = int(options.get("steps") or STEPS)
     rate = float(options.get("rate") or RATE_BY_WIDTH / config.hidden_size)
     dtype = str(config.dtype or "float32").removeprefix("torch.")
     experts = experts_of(config)
-    rank.write("setup", engine=engine, note=note, steps=steps, rate=rate, dtype=dtype, experts=experts)
+    rank.write("setup", engine=engine, steps=steps, rate=rate, dtype=dtype, experts=experts)
     session = rank.session(dtype)
 
     def policy(rate: float) -> MegatronPolicy:
@@ -261,8 +261,8 @@ def reimported(session: BridgeSession, policy: MegatronPolicy, place: Path) -> l
     return fingerprint.differing(fingerprint.tensors(policy.model.named_parameters()), again)
 
 
-def chosen(rank: Rank, config: Any) -> tuple[str, str]:
-    """The generator, and a note about it. An engine that was asked for by name and cannot generate here is a missing part."""
+def chosen(rank: Rank, config: Any) -> str:
+    """The generator. An engine that was asked for by name and cannot generate here is a missing part."""
     wanted = str((rank.options or {}).get("engine") or ("transformers" if rank.device == "cpu" else "vllm"))
     if wanted not in ("transformers", "vllm"):
         raise ValueError(f"option engine: {wanted!r}; known: transformers, vllm")
@@ -272,7 +272,7 @@ def chosen(rank: Rank, config: Any) -> tuple[str, str]:
             raise Missing("vLLM that refits tied embeddings: on a CPU it does not; take an untied model, or --engine transformers")
         if experts_of(config):
             raise Missing("vLLM that refits experts: on a CPU it does not; take a dense model, or --engine transformers")
-    return wanted, ""
+    return wanted
 
 
 def experts_of(config: Any) -> int:

@@ -56,14 +56,18 @@ def _set(holder: Any, **members: Any) -> None:
         setattr(holder, name, value)
 
 
-def _answers(tell: Tell, name: str, value: Any = None) -> Callable[..., Any]:
+def _calls(tell: Tell, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A NEW function each time: torch._dynamo files every torch function by identity and refuses one that it meets under two names."""
 
-    def answer(*_args: Any, **_kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         tell(name)
-        return value
+        return function(*args, **kwargs)
 
-    return answer
+    return call
+
+
+def _answers(tell: Tell, name: str, value: Any = None) -> Callable[..., Any]:
+    return _calls(tell, name, lambda *_args, **_kwargs: value)
 
 
 def _device_is_cpu(tell: Tell) -> None:
@@ -90,23 +94,20 @@ def _generators_are_cpu(tell: Tell) -> None:
         def __len__(self) -> int:
             return 1
 
-    def get_state(*_args: Any, **_kwargs: Any) -> torch.Tensor:
-        tell("cuda-generators")
-        return torch.get_rng_state()
-
-    def set_state(state: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
-        tell("cuda-generators")
-        torch.set_rng_state(state)
-
     def seed(value: int) -> None:
-        tell("cuda-generators")
         torch.default_generator.manual_seed(int(value))
 
-    def seed_all(value: int) -> None:
-        seed(value)
+    def calls(function: Callable[..., Any]) -> Callable[..., Any]:
+        return _calls(tell, "cuda-generators", function)
 
     for holder in (torch.cuda, torch.cuda.random):
-        _set(holder, get_rng_state=get_state, set_rng_state=set_state, manual_seed=seed, manual_seed_all=seed_all)
+        _set(
+            holder,
+            get_rng_state=calls(lambda *_args, **_kwargs: torch.get_rng_state()),
+            set_rng_state=calls(lambda state, *_args, **_kwargs: torch.set_rng_state(state)),
+            manual_seed=calls(seed),
+            manual_seed_all=calls(seed),
+        )
     _set(torch.cuda, default_generators=EveryIndex(), _lazy_call=lambda function, **_: function())
 
 

@@ -51,19 +51,10 @@ class Coverage:
 
     def row(self, replica: str, never_changed: Sequence[str]) -> dict[str, Any]:
         """The fact. Whoever has the policy adds `unexported`."""
-        lists = {
-            "written": list(self.written),
-            "recomputed": list(self.recomputed),
-            "constant": list(self.constant),
-            "idle": list(self.idle),
-            "never_changed": list(never_changed),
-        }
-        maps: dict[str, Any] = {"shared": self.shared, "derived": self.derived, "moved": self.moved, "opaque": self.opaque}
-        maps |= {"unconsumed": self.unconsumed, "unwritten": self.unwritten}
-        padding = {name: part._asdict() for name, part in self.padding.items()}
-        total = len(self.written) + len(self.shared) + len(self.derived) + len(self.moved) + len(self.constant)
-        counted = {"fact": "coverage", "replica": replica, "tensors": total}
-        return {**counted, **lists, **maps, "padding": padding}
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        fields["padding"] = {name: part._asdict() for name, part in self.padding.items()}
+        total = sum(map(len, (self.written, self.shared, self.derived, self.moved, self.constant)))
+        return {"fact": "coverage", "replica": replica, "tensors": total, "never_changed": list(never_changed), **fields}
 
 
 class LoaderWatch:
