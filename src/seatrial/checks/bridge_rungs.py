@@ -356,21 +356,14 @@ def _divided(row: Row, ranks: list[Row]) -> CheckResult:
     if [rank.get("rank") for rank in ranks] != [0, 1]:
         reasons.append(f"ranks {[rank.get('rank') for rank in ranks]} reported")
     counts = [rank.get("parameters") for rank in ranks]
-    if not _context(asked) and not all(_fewer(count, whole) for count in counts):
+    context = isinstance(asked, dict) and asked.get("cp") == 2  # it divides the sequence alone: every rank has the whole model
+    if not context and not all(isinstance(count, int) and isinstance(whole, int) and 0 < count < whole for count in counts):
         reasons.append(f"parameters per rank {counts}, of the whole model {whole}")
     for size, value, axis in (("tp", 2, "features"), ("sp", True, "positions")):
         wanted = isinstance(asked, dict) and asked.get(size) == value
         if wanted and not all(_positive(figures_of(figures_of(rank, "located"), "split").get(axis)) for rank in ranks):
             reasons.append(f"no module had its {axis} divided")
     return _check("the model is divided", not reasons, str(counts), f"< {whole} each", "; ".join(reasons))
-
-
-def _context(asked: object) -> bool:
-    return isinstance(asked, dict) and asked.get("cp") == 2
-
-
-def _fewer(count: object, whole: object) -> bool:
-    return isinstance(count, int) and isinstance(whole, int) and 0 < count < whole
 
 
 def _exported(name: str, export: Row) -> list[CheckResult]:

@@ -6,7 +6,7 @@ Pure functions over lines. What a model wrote into a sample is text about anythi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -103,7 +103,9 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
     dead: Said | None = None
     samples = Samples()
     named: list[str] = []
-    for line in _without_samples(lines, samples):
+    for line in lines:
+        if samples.holds(line.process, line.body, line.number) or is_sample(line.body):
+            continue  # written by a model
         body = squeezed(line.body)
         if not body.strip():
             continue
@@ -136,10 +138,6 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
         codes = ((line, exit_value(squeezed(line.body))) for line in last)
         found.exits += [Said(line.number, line.body.strip()[:200], code) for line, code in codes if code is not None]
     return found
-
-
-def _without_samples(lines: Iterable[LogLine], samples: Samples) -> Iterator[LogLine]:
-    return (line for line in lines if not samples.holds(line.process, line.body, line.number) and not is_sample(line.body))
 
 
 def squeezed(text: str) -> str:

@@ -99,11 +99,8 @@ def whole(rows: Rows, disagreements: Sequence[str] = ()) -> CheckResult:
     """Rows can be read and agree with each other, and policies agree with generators."""
     found = list(dict.fromkeys([*rows.problems, *disagreements]))
     boundary = Boundary.METRICS if rows.problems else Boundary.REFIT
-    return proof(WHOLE, bool(rows.refits) and not found, f"{len(found)} problems", boundary, "0", "; ".join(found[:3]) or _none(rows))
-
-
-def _none(rows: Rows) -> str:
-    return "" if rows.refits else "there is no fact of a refit"
+    said = "; ".join(found[:3]) or ("" if rows.refits else "there is no fact of a refit")
+    return proof(WHOLE, bool(rows.refits) and not found, f"{len(found)} problems", boundary, "0", said)
 
 
 def versions(rows: Rows) -> CheckResult:
@@ -335,7 +332,8 @@ def judge_refit_probe(facts: Facts, wanted: RefitRequest, trouble: str = "") -> 
     refits = None if wanted.steps is None else wanted.steps + 1
     found = judge_refits(facts, Expected(refits, wanted.transports, driven=driven))
     first, second, *others = found.checks  # refused payloads and facts that are not whole explain how a process ended
-    made = [first, second, *([_finished(trouble)] if driven else []), *others]
+    ended = proof("the run came to its end", not trouble, trouble or "yes", Boundary.REFIT)
+    made = [first, second, *([ended] if driven else []), *others]
     vacuity = _vacuous(found, wanted)
     verdict, reason, boundary = _verdict(made, vacuity, found.wrong, found.rows, trouble)
     return JudgedRefitProbe(
@@ -349,10 +347,6 @@ def judge_refit_probe(facts: Facts, wanted: RefitRequest, trouble: str = "") -> 
         mismatch=tuple(_spread(row) for row in found.rows.mismatches),
         limitations=_limitations(found.rows, wanted, found.own),
     )
-
-
-def _finished(trouble: str) -> CheckResult:
-    return proof("the run came to its end", not trouble, trouble or "yes", Boundary.REFIT)
 
 
 def _vacuous(found: JudgedRefits, wanted: RefitRequest) -> _Vacuity | None:

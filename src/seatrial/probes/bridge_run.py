@@ -125,12 +125,10 @@ def plan_of(setup: BridgeSetup) -> dict[str, object]:
     items = [{"model": model, "rung": rung, "fault": asked.fault} for model in named for rung in asked.rungs]
     watch = {str(Path(repo.path, path)): path for repo in setup.changes for path in repo.changed if path.endswith(".py")}
     options = {**setup.options, "engine": asked.engine}
-    patience = max([1.0, *(_gigabytes(Path(model)) * MINUTES_PER_GB for model in asked.models if model not in FAMILIES)])
+    own = [Path(model) for model in asked.models if model not in FAMILIES]
+    sizes = [sum(file.stat().st_size for file in place.glob("*.safetensors")) / 1e9 for place in own]
+    patience = max([1.0, *(size * MINUTES_PER_GB for size in sizes)])
     return {"patience": patience, "device": asked.device, "models": named, "items": items, "options": options, "watch": watch}
-
-
-def _gigabytes(place: Path) -> float:
-    return sum(file.stat().st_size for file in place.glob("*.safetensors")) / 1e9
 
 
 def probe_bridge(setup: BridgeSetup, tell: Tell) -> JudgedBridgeProbe:

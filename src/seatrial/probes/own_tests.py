@@ -67,7 +67,7 @@ def dead_paths(root: Path) -> Guides:
     for guide in sorted((root / "skills").rglob("*.md")):
         name = guide.relative_to(root)
         for path, line in _named(read_text(guide)).items():
-            if _is_there(root, guide.parent, path):
+            if any((place / path).exists() for place in (root, guide.parent, root / MEGATRON)):
                 continue
             parts = PurePosixPath(path).parts
             if len(parts) > 2 and root.joinpath(*parts[:2]).is_dir():
@@ -86,10 +86,6 @@ def _named(text: str) -> dict[str, int]:
             if not _PLACEHOLDER.search(plain):
                 found.setdefault(plain, number)
     return found
-
-
-def _is_there(root: Path, beside: Path, path: str) -> bool:
-    return any((place / path).exists() for place in (root, beside, root / MEGATRON))
 
 
 PLUGIN = "seatrial.instruments.megatron.shims"

@@ -271,6 +271,7 @@ def refit_summary(probe: RefitProbe, out: Path | None) -> str:
         f"Requested coverage: refit proof; {prose('; '.join(filter(None, asked)))}",
         f"Model: {prose(wanted.model or 'as in the facts')}",
     ]
+    more = [f"and {len(judged.wrong) - SHOWN} more, in probe.json"] if len(judged.wrong) > SHOWN else []
     evidence = [f"Command: {' '.join(probe.command)}"]
     evidence += [f"Interpreter: {probe.python}"] if probe.python else []
     evidence += [f"Refits: {len(judged.refits)}, {sum(row.bytes for row in judged.refits)} bytes"] if wanted.source != "attach" else []
@@ -278,7 +279,7 @@ def refit_summary(probe: RefitProbe, out: Path | None) -> str:
     evidence += [f"Facts and logs: {out}"] if out else []
     sections = (
         ("Checks", (check_line(check) for check in judged.checks)),
-        ("Wrong tensors", [*map(describe, judged.wrong[:SHOWN]), *_more(len(judged.wrong))]),
+        ("Wrong tensors", [*map(describe, judged.wrong[:SHOWN]), *more]),
         ("Evidence", evidence),
         ("Limitations", judged.limitations),
         ("Follow-ups", _follow_ups(judged, wanted.source)),
@@ -294,10 +295,6 @@ def check_line(check: CheckResult) -> str:
     wanted = f" (wanted: {check.threshold})" if check.threshold else ""
     said = f": {check.message}" if check.message else ""
     return f"{check.name}: {'met' if check.passed else 'MISSED'} - {number(check.value)}{wanted}{said}"
-
-
-def _more(count: int) -> list[str]:
-    return [f"and {count - SHOWN} more, in probe.json"] if count > SHOWN else []
 
 
 def _spread(judged: JudgedRefitProbe) -> str:

@@ -398,10 +398,6 @@ def ensure_family(name: str, directory: Path) -> Path:
     return tiny_models.whole(directory, lambda place: _make(family, place))
 
 
-def of_architecture(architecture: str) -> str | None:
-    return next((name for name, family in FAMILIES.items() if family.architecture == architecture), None)
-
-
 def family_settings(family: Family) -> dict[str, Any]:
     fixed = {"tie_word_embeddings": family.tied, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     return {**{key: value for key, value in {**SIZES, **family.fields}.items() if value is not None}, **fixed}

@@ -67,7 +67,9 @@ def provider_settings(config: Any, provider: Any) -> list[dict[str, Any]]:
     for field, names in asked.items():
         said = next(((name, _said(config, name)) for name in names if _said(config, name) is not None), None)
         if said is not None and hasattr(provider, field):
-            found.append({"key": said[0], "config": said[1], "field": field, "provider": _plain(getattr(provider, field))})
+            held = getattr(provider, field)
+            held = held if isinstance(held, bool | int | float) or held is None else str(held)
+            found.append({"key": said[0], "config": said[1], "field": field, "provider": held})
     return found
 
 
@@ -77,10 +79,6 @@ def _said(config: Any, name: str) -> Any:
     if value is None and name == "rope_theta":
         value = (getattr(config, "rope_parameters", None) or {}).get(name)
     return value if isinstance(value, (bool, int, float)) else None
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float)) or value is None else str(value)
 
 
 VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
@@ -303,7 +301,9 @@ def run_order(rank: Rank) -> None:
     session = rank.session()
     chunks = session.build()
     live = {value.untyped_storage().data_ptr() for chunk in chunks for value in unwrapped(chunk).parameters()}
-    first, second = (_streamed(session, chunks, live) for _ in range(2))
+    streams = (session.bridge.export_hf_weights(chunks, cpu=False, show_progress=False) for _ in range(2))
+    # Names as they come, and whether each shares memory with a parameter.
+    first, second = ([(name, value.untyped_storage().data_ptr() in live) for name, value in stream] for stream in streams)
     names = [name for name, _ in first]
     tasks = [_hf_names(task.mapping) for task in session.bridge.get_conversion_tasks(chunks) if task is not None]
     config = rank.config()
@@ -328,11 +328,6 @@ def run_order(rank: Rank) -> None:
         aliases=training.listed(name for name, shared in first if shared),
         stale=training.listed(_stale(session, chunks)),
     )
-
-
-def _streamed(session: BridgeSession, chunks: list[Any], live: set[int]) -> list[tuple[str, bool]]:
-    stream = session.bridge.export_hf_weights(chunks, cpu=False, show_progress=False)
-    return [(name, value.untyped_storage().data_ptr() in live) for name, value in stream]
 
 
 def _stale(session: BridgeSession, chunks: list[Any]) -> list[str]:

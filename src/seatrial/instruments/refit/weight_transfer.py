@@ -293,7 +293,11 @@ class Consumer:
         for reason, names in (("unknown-name", sent.keys() - self.weights.keys()), ("absent-name", self.weights.keys() - sent.keys())):
             if names:
                 raise RefitRefused(reason, sorted(names))
-        other = [name for name, tensor in self.weights.items() if _live_layout(tensor) != (sent[name].dtype, sent[name].shape)]
+        other = [
+            name
+            for name, tensor in self.weights.items()
+            if (payload.dtype_name(tensor), tuple(tensor.shape)) != (sent[name].dtype, sent[name].shape)
+        ]
         scattered = [name for name, tensor in self.weights.items() if not tensor.is_contiguous()]
         if other or scattered:
             raise RefitRefused("layout", other or scattered, detail="" if other else "live weights are not contiguous")
@@ -357,10 +361,6 @@ class Consumer:
 
 def _nbytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
-
-
-def _live_layout(tensor: Any) -> tuple[str, tuple[int, ...]]:
-    return payload.dtype_name(tensor), tuple(tensor.shape)
 
 
 def _check_shared(weights: Mapping[str, Any], sent: Mapping[str, Entry]) -> None:

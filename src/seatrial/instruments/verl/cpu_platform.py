@@ -35,10 +35,6 @@ def _nothing(*_: Any, **__: Any) -> None:
     """For what a CPU has no need of."""
 
 
-def _zero(*_: Any, **__: Any) -> int:
-    return 0
-
-
 def _module() -> types.ModuleType:
     """`torch.cpu` with the functions that verl calls on `torch.cuda`."""
     made = types.ModuleType("seatrial_cpu_device")
@@ -46,7 +42,7 @@ def _module() -> types.ModuleType:
     for name in ("empty_cache", "ipc_collect", "set_device", "set_per_process_memory_fraction"):
         setattr(made, name, _nothing)
     for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
-        setattr(made, name, _zero)
+        setattr(made, name, lambda *_, **__: 0)
     made.mem_get_info = lambda *_: (0, 0)  # type: ignore[attr-defined]
     made.get_device_name = lambda *_: "cpu"  # type: ignore[attr-defined]
     made.get_rng_state, made.set_rng_state = torch.get_rng_state, torch.set_rng_state  # type: ignore[attr-defined]

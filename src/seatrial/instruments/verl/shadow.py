@@ -179,7 +179,7 @@ def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
     asked = prompts(arguments.prompts + arguments.validation, train.DATA_SEED)[: arguments.prompts]
     world = World(
         prompts=[chat(tokenizer, text) for text in asked],
-        rewards={REWARD: lambda completions, _: [even_share(text) for text in _texts(tokenizer, completions)]},
+        rewards={REWARD: lambda completions, _: [even_share(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in completions]},
         model=path,
         eos=(tokenizer.eos_token_id,),
         pad=tokenizer.pad_token_id,
@@ -199,10 +199,6 @@ def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
 def chat(tokenizer: Any, text: str) -> list[int]:
     said = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
     return list(tokenizer(said, add_special_tokens=False)["input_ids"])
-
-
-def _texts(tokenizer: Any, completions: Sequence[Sequence[int]]) -> list[str]:
-    return [tokenizer.decode(list(ids), skip_special_tokens=True) for ids in completions]
 
 
 def _layout(path: Path, words: Sequence[str]) -> Any:

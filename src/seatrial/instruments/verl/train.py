@@ -214,17 +214,13 @@ def main() -> None:
         sys.argv = ["main_ppo", *overrides, *words[split + 1 :]]
         main_ppo.main()
     finally:
-        _end_ray()
+        import ray
+
+        ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
     if arguments.signal:
         write_gains(arguments.out, arguments.control)
     say("run complete")
-
-
-def _end_ray() -> None:
-    import ray
-
-    ray.shutdown()
 
 
 if __name__ == "__main__":
