@@ -251,10 +251,8 @@ def typed(facts: Facts) -> Rows:
 
 
 def _twice(facts: Facts) -> list[str]:
-    """Rows that are there twice, word for word: a file that was copied or read twice.
-
-    Hooks may attach again, and say after each refit what became of every tensor.
-    """
+    """Rows that are there twice, word for word: a file that was copied or read twice. Hooks may attach again, and say after each refit what
+    became of every tensor."""
     counts: dict[str, int] = {}
     again = {"attached", "waiting"}
     again |= {"coverage"} if any(row["fact"] in again for row in facts.rows) else set()

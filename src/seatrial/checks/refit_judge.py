@@ -120,10 +120,8 @@ def versions(rows: Rows) -> CheckResult:
 
 
 def samples(rows: Rows, own: bool, ends_with_samples: bool) -> CheckResult:
-    """Every sample carries the version that its replica held when it was asked for.
-
-    In a run of ours it also says which life of the process made it, and each version has some; the last one where the run ends so.
-    """
+    """Every sample carries the version that its replica held when it was asked for. In a run of ours it also says which life of the process
+    made it, and each version has some; the last one where the run ends so."""
     before = _ledger(rows, samples=False)
     problems = [text for text in _ledger(rows, samples=True) if text not in before] + _elsewhere(rows)
     if own:

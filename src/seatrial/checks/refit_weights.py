@@ -234,10 +234,8 @@ def arrived(rows: Rows) -> list[CheckResult]:
 
 
 def control(rows: Rows, own: bool) -> CheckResult:
-    """The negative control: whenever the policy moved, the generator was seen to lag before its refit and to be touched by it.
-
-    In a run of ours the policy moves before every refit but the first, and log-probabilities are compared with the stale weights, too.
-    """
+    """The negative control: whenever the policy moved, the generator was seen to lag before its refit and to be touched by it. In a run of
+    ours the policy moves before every refit but the first, and log-probabilities are compared with the stale weights, too."""
     moved, sent = changing(rows), sent_versions(rows)
     judged = [row for mine in by_replica(rows).values() for row in mine[1:]] if own else moved
     judged = [row for row in judged if not row.refused]
@@ -247,10 +245,8 @@ def control(rows: Rows, own: bool) -> CheckResult:
 
 
 def _blind(row: Refit, sent: Mapping[int, Hashes], changed: bool, own: bool) -> str:
-    """Why a missed refit would not have been seen: fewer names seemed stale, or were touched, than moved. "" when it would.
-
-    Outputs are not seen to be touched.
-    """
+    """Why a missed refit would not have been seen: fewer names seemed stale, or were touched, than moved. "" when it would. Outputs are not
+    seen to be touched."""
     if not changed:
         return "the policy did not move"
     before, now = sent.get(row.version - 1, {}), sent.get(row.version, {})
@@ -425,11 +421,9 @@ def _moved(rows: Rows) -> CheckResult:
 
 
 def _opaque(rows: Rows) -> CheckResult:
-    """A name that the map had to refuse cannot be read through it: it must be proven by forward or output, or it is unproven.
-
-    So is a tensor of the runtime that no exported name stands for: no method speaks of it. Which names are exported only the hashes of
-    what was sent say.
-    """
+    """A name that the map had to refuse cannot be read through it: it must be proven by forward or output, or it is unproven. So is a
+    tensor of the runtime that no exported name stands for: no method speaks of it. Which names are exported only the hashes of what was
+    sent say."""
     found = {name: reason for row in rows.coverages for name, reason in row.opaque.items()}
     exported = {name for each in sent_versions(rows).values() for name in each}
     other = [

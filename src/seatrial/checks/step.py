@@ -40,10 +40,8 @@ WHERE = ("model", "row", "position", "token", "tensor")
 def step_checks(
     directory: Path, run: str, steps: int | None, lora: bool = False, ranks: bool = False, brief: bool = False
 ) -> list[CheckResult]:
-    """The checks of one recorded run; `directory` holds its shadow.json, `steps` is how many it was to take.
-
-    `brief` makes one check of all stages that were met.
-    """
+    """The checks of one recorded run; `directory` holds its shadow.json, `steps` is how many it was to take. `brief` makes one check of all
+    stages that were met."""
     found = read_shadow(directory / FILE)
     where = f" ({run})" if run not in ("", "run") else ""
     if isinstance(found, str):

@@ -107,11 +107,9 @@ def matches(tag: str, names: Iterable[str]) -> bool:
 
 
 def examine(metrics: Metrics, printed: Metrics | None, signals: Signals, end: int | None = None, interval: int | None = None) -> Findings:
-    """Everything that metrics show about their runs, and what the log prints beside them.
-
-    `metrics` is what the verdict rests on. `printed` is what the log prints, where `metrics` come from files. `end` is the last step of
-    the run, `interval` the distance of logged steps, as far as the run's own files say them.
-    """
+    """Everything that metrics show about their runs, and what the log prints beside them. `metrics` is what the verdict rests on. `printed`
+    is what the log prints, where `metrics` come from files. `end` is the last step of the run, `interval` the distance of logged steps,
+    as far as the run's own files say them."""
     found = Findings()
     for run in _runs(metrics, signals):
         found.add(_whole(run, signals, metrics, end, interval))

@@ -236,10 +236,8 @@ def run_own_tests(setup: BridgeSetup, judged: JudgedBridgeProbe, left_s: float, 
 
 
 def joined(judged: JudgedBridgeProbe, found: OwnTests) -> JudgedBridgeProbe:
-    """What the ladder and the Bridge's own tests prove together: the worse of the two. The tests are a deliverable of their own.
-
-    A checkout that has none of them is no worse for it: that is said among the limitations.
-    """
+    """What the ladder and the Bridge's own tests prove together: the worse of the two. The tests are a deliverable of their own. A checkout
+    that has none of them is no worse for it: that is said among the limitations."""
     said: dict[str, object] = {
         "own_tests": found,
         "limitations": (*judged.limitations, *(f"own tests: {note}" for note in found.notes)),

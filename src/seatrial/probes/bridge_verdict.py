@@ -247,11 +247,8 @@ def judge_ladder(
     core: str | None = None,
     functions: Sequence[Function] = (),
 ) -> JudgedBridgeProbe:
-    """Judge a whole run.
-
-    `trouble` says how its process ended, when not well; `core` is where Megatron-Core must come from, if known; `functions` are those
-    that the change touches.
-    """
+    """Judge a whole run. `trouble` says how its process ended, when not well; `core` is where Megatron-Core must come from, if known;
+    `functions` are those that the change touches."""
     if blocked := _worthless(facts, asked, changes, trouble, core):
         return JudgedBridgeProbe(verdict=blocked[0], reason=blocked[1], boundary=blocked[2])
     families = tuple(_family(facts, asked, model, trouble) for model in asked.models)

@@ -449,10 +449,8 @@ def _nothing(ran: OwnTestsRun, checkout: Path, before: dict[str, JUnitCase]) -> 
 
 
 def own_tests(python: Path, repo: RepoState, out: Path, deadline_s: float, base: str | None, tell: Callable[[str], None]) -> OwnTests:
-    """Choose, run at the base and now, compare. Both runs have `deadline_s` together, the base at most half of it.
-
-    `base` is a revision, None when none is known.
-    """
+    """Choose, run at the base and now, compare. Both runs have `deadline_s` together, the base at most half of it. `base` is a revision,
+    None when none is known."""
     ends = time.monotonic() + deadline_s
     selection, out = select_own_tests(repo), out.absolute()
     if not selection.files:

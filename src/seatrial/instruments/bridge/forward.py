@@ -154,10 +154,8 @@ def unequal(exported: dict[str, Any], disk: dict[str, Any], below: str = "") -> 
 
 
 def kind(module: Any, hf_name: str, what: str, exported: dict[str, Any], disk: dict[str, Any]) -> str:
-    """What is wrong with the module of Megatron, as far as its own weight and the export can tell.
-
-    The export alone proves no innocence: weights that were exchanged on import are exchanged back by it.
-    """
+    """What is wrong with the module of Megatron, as far as its own weight and the export can tell. The export alone proves no innocence:
+    weights that were exchanged on import are exchanged back by it."""
     own = [name for name in disk if name.startswith(f"{hf_name}.")]
     if not own and hf_name.endswith("lm_head"):
         return "place of the parameters, or function: the head has none of its own, it is tied to the embedding"
@@ -288,10 +286,8 @@ class SeenModules:
 
 
 def first(session: BridgeSession, chunks: list[Any], tokens: Any, exported: dict[str, Any], disk: dict[str, Any]) -> dict[str, Any]:
-    """The first place where the models part, what kind of difference it is, and how many places were compared.
-
-    Every rank of a parallel model calls it: sharded outputs are gathered. Ranks of other stages have other places.
-    """
+    """The first place where the models part, what kind of difference it is, and how many places were compared. Every rank of a parallel
+    model calls it: sharded outputs are gathered. Ranks of other stages have other places."""
     plain = plain_hf(session, "float32")
     hf, exact = _run_hf(plain, tokens.to(session.device)), _run_hf(plain_hf(session, "float64"), tokens.to(session.device))
     ours = _run_megatron(session, chunks, tokens)
@@ -443,10 +439,8 @@ def _part(value: Any, part: str, chunks: list[Any]) -> Any:
 
 
 def _gathered(value: Any, want: Any) -> tuple[Any, int]:
-    """A sharded output put together, and along which axis: 1 positions (sequence parallel), 2 features (tensor parallel), 0 none.
-
-    Padding is cut off.
-    """
+    """A sharded output put together, and along which axis: 1 positions (sequence parallel), 2 features (tensor parallel), 0 none. Padding
+    is cut off."""
     import torch
     from megatron.core import parallel_state
 

@@ -255,10 +255,8 @@ def _world(rank: Rank, store: Path) -> None:
 
 
 def fork_all(work: list[Callable[[], Any]], deadline_s: float, place: Path) -> tuple[str, str, float, float]:
-    """Run each in a process of its own: how they ended, the error of the first that failed, seconds, and CPU seconds.
-
-    A rank that fails leaves the others waiting for it: they are ended.
-    """
+    """Run each in a process of its own: how they ended, the error of the first that failed, seconds, and CPU seconds. A rank that fails
+    leaves the others waiting for it: they are ended."""
     place.mkdir(parents=True, exist_ok=True)
     began, before = time.monotonic(), os.times()
     sys.stdout.flush()

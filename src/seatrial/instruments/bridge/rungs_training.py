@@ -50,10 +50,8 @@ def run_optimizer(rank: Rank) -> None:
 
 
 def plain(session: BridgeSession, given: Batch) -> list[dict[str, Any]]:
-    """Loss, gradient norm and weights of each step under torch's AdamW; of step 0, the weights.
-
-    Megatron takes no weight decay on vectors.
-    """
+    """Loss, gradient norm and weights of each step under torch's AdamW; of step 0, the weights. Megatron takes no weight decay on
+    vectors."""
     import torch
 
     chunks = session.build(provider=session.provider(**training.UNBALANCED))
@@ -342,11 +340,9 @@ def adapted(rank: Rank, session: BridgeSession, saved: dict[str, Any]) -> Any:
 
 
 def added(rank: Rank, session: BridgeSession, model: Any, saved: dict[str, Any], unexpected: set[str]) -> set[str]:
-    """Add adapters to modules that PEFT leaves bare, and give their names; whether they are right, the logits say.
-
-    With transformers 5, PEFT takes every gate, up and down of a model with experts for a fused expert: dense layers and shared experts get
-    no adapter, whoever exported it. Which these are, a control says that knows nothing of the Bridge but the last names of modules.
-    """
+    """Add adapters to modules that PEFT leaves bare, and give their names; whether they are right, the logits say. With transformers 5,
+    PEFT takes every gate, up and down of a model with experts for a fused expert: dense layers and shared experts get no adapter,
+    whoever exported it. Which these are, a control says that knows nothing of the Bridge but the last names of modules."""
     import torch
     from peft import LoraConfig, get_peft_model
 

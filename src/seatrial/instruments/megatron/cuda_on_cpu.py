@@ -71,10 +71,8 @@ def _answers(tell: Tell, name: str, value: Any = None) -> Callable[..., Any]:
 
 
 def _device_is_cpu(tell: Tell) -> None:
-    """Rotary embeddings, DDP buffers and the Bridge's parameter mappings allocate on `torch.cuda.current_device()`.
-
-    It stays a number, since some write `torch.device("cuda", torch.cuda.current_device())`; what allocates or moves takes it for the CPU.
-    """
+    """Rotary embeddings, DDP buffers and the Bridge's parameter mappings allocate on `torch.cuda.current_device()`. It stays a number,
+    since some write `torch.device("cuda", torch.cuda.current_device())`; what allocates or moves takes it for the CPU."""
     import torch
 
     answers = {"current_device": 0, "device_count": 1, "get_device_name": "cpu", "get_device_capability": (8, 0)}

@@ -304,10 +304,8 @@ def _sizes_are_lists(module: ModuleType) -> None:
 
 
 def _fresh_adam_can_load(module: ModuleType) -> None:
-    """Megatron reads the step out of the state to describe what it wants to load; FusedAdam has it in its parameter group.
-
-    Give every parameter the state of step 0; the load fills it.
-    """
+    """Megatron reads the step out of the state to describe what it wants to load; FusedAdam has it in its parameter group. Give every
+    parameter the state of step 0; the load fills it."""
     import torch
 
     plain = module.DistributedOptimizer.sharded_state_dict
@@ -326,12 +324,10 @@ def _fresh_adam_can_load(module: ModuleType) -> None:
 
 
 def _loaded_adam_keeps_its_step(module: ModuleType) -> None:
-    """With torch's AdamW a loaded distributed optimizer gets the wrong step count.
-
-    FusedAdam keeps the step in the parameter group, torch keeps one tensor per parameter. Megatron's load puts ONE tensor into the state
-    of every parameter (each update then counts it up once per parameter) and, for `dp_reshardable` checkpoints, leaves the step of the
-    running optimizer there. The parameter group does hold the saved step: give every parameter its own copy of it.
-    """
+    """With torch's AdamW a loaded distributed optimizer gets the wrong step count. FusedAdam keeps the step in the parameter group, torch
+    keeps one tensor per parameter. Megatron's load puts ONE tensor into the state of every parameter (each update then counts it up once
+    per parameter) and, for `dp_reshardable` checkpoints, leaves the step of the running optimizer there. The parameter group does hold
+    the saved step: give every parameter its own copy of it."""
     import torch
 
     plain = module.DistributedOptimizer.load_state_dict

@@ -95,11 +95,8 @@ def program(command: Sequence[str]) -> str | None:
 
 
 def process_kind(command: Sequence[str]) -> str:
-    """`driver`: a program in examples/ or in a folder of it; `worker`: a Ray worker; else `child`.
-
-    What prepares a Ray worker, dumps metrics or was spawned is neither: were it taken for one, the real one could be
-    missing without anybody noticing.
-    """
+    """`driver`: a program in examples/ or in a folder of it; `worker`: a Ray worker; else `child`. What prepares a Ray worker, dumps
+    metrics or was spawned is neither: were it taken for one, the real one could be missing without anybody noticing."""
     place = PurePath(program(command) or "")
     if place.name == "default_worker.py":
         return "worker"

@@ -146,9 +146,8 @@ def _map(row: Row) -> list[str]:
 
 
 def _uncovered(rows: list[Row]) -> list[str]:
-    """Replicas that learned their map again (another model, another export) without a refit after it, which shows the coverage:
-    what was written before speaks of the model that was there before.
-    """
+    """Replicas that learned their map again (another model, another export) without a refit after it, which shows the coverage: what was
+    written before speaks of the model that was there before."""
     maps: dict[str, int] = {}
     waiting: set[str] = set()
     for row in rows:

@@ -431,10 +431,8 @@ class Ids:
 
 
 def pieces(table: Table, device: Any, only: int | None = None) -> Iterator[tuple[int, Any, Any]]:
-    """(owner, index into the flat export, index into the flat runtime tensor): slices, or index tensors where runs are many.
-
-    `only`: of one owner. A fused tensor has hundreds of them, and to make the indices of all for each would take their square.
-    """
+    """(owner, index into the flat export, index into the flat runtime tensor): slices, or index tensors where runs are many. `only`: of one
+    owner. A fused tensor has hundreds of them, and to make the indices of all for each would take their square."""
     import torch
 
     if only is not None:
@@ -518,10 +516,8 @@ class Map:
         return {name: owner for owner, name in enumerate(self.ids.names)}
 
     def gather(self, module: Any, name: str) -> Any:
-        """The exported tensor rebuilt from live elements; None if it is not wholly here.
-
-        Where elements live in several places, all must hold the same bits: CannotMap, since one copy would hide the other.
-        """
+        """The exported tensor rebuilt from live elements; None if it is not wholly here. Where elements live in several places, all must
+        hold the same bits: CannotMap, since one copy would hide the other."""
         import torch
 
         if name not in self.shapes:

@@ -85,10 +85,8 @@ class LoaderWatch:
 def classify(
     module: Any, learned: Map, touched: Mapping[str, str], padding_moved: Collection[str] = (), ties: Mapping[str, str] | None = None
 ) -> Coverage:
-    """Sort every parameter and buffer. `touched` and `padding_moved` as of a `Watch` over loads of different weights.
-
-    `ties`: which name shares the memory of which, where the module does not show that any more.
-    """
+    """Sort every parameter and buffer. `touched` and `padding_moved` as of a `Watch` over loads of different weights. `ties`: which name
+    shares the memory of which, where the module does not show that any more."""
     written: list[str] = []
     shared: dict[str, str] = {}
     derived: dict[str, str] = {}
@@ -132,11 +130,9 @@ def unconsumed(maps: Sequence[Map]) -> dict[str, int]:
 
 
 def misplaced(learned: Map, fused: Mapping[str, tuple[tuple[str, ...], ...]] = FUSED) -> dict[str, str]:
-    """Runtime tensors that hold what their name does not say: another layer, another part, slots or experts out of order, or
-    the elements of one exported tensor in another order than exported. Whether a rearrangement is meant, no map can show.
-
-    A runtime module with a name of its own that holds one exported tensor is judged by its layer and its order only.
-    """
+    """Runtime tensors that hold what their name does not say: another layer, another part, slots or experts out of order, or the elements
+    of one exported tensor in another order than exported. Whether a rearrangement is meant, no map can show. A runtime module with a
+    name of its own that holds one exported tensor is judged by its layer and its order only."""
     import torch
 
     parts = {_part(name) for name in learned.ids.names}

@@ -112,11 +112,9 @@ def _patch_torch() -> None:
 
 
 def _patch_ports(module: types.ModuleType) -> None:
-    """verl asks the kernel for a free port, closes it, and listens there seconds later, when the worker has imported torch.
-
-    On a busy machine another process was given it meanwhile: EADDRINUSE. A range is verl's own option; it starts anywhere in
-    ours, so that two trainings do not ask for the same port either.
-    """
+    """verl asks the kernel for a free port, closes it, and listens there seconds later, when the worker has imported torch. On a busy
+    machine another process was given it meanwhile: EADDRINUSE. A range is verl's own option; it starts anywhere in ours, so that two
+    trainings do not ask for the same port either."""
     group = module.RayWorkerGroup
     ask = group._get_master_addr_port
 

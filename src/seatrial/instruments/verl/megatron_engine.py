@@ -25,10 +25,8 @@ class _Chunked(Watched):
     tf_config: Any
 
     def initialize(self) -> None:
-        """Build; in full precision where steps are recorded: in bf16 a wrong formula would drown in rounding.
-
-        verl's configuration knows 16 bits only, its engine and Megatron know 32.
-        """
+        """Build; in full precision where steps are recorded: in bf16 a wrong formula would drown in rounding. verl's configuration knows 16
+        bits only, its engine and Megatron know 32."""
         if verl_process.record_directory() is not None:
             object.__setattr__(self.engine_config, "dtype", "float32")
         super().initialize()

@@ -30,10 +30,8 @@ REWARD = "even_share"
 
 
 def assemble(run: Path, rows: int, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> None:
-    """Write record.jsonl of a run, once; `rows` completions are made per round, of the `prompts` of the dataset.
-
-    The parts are removed when the record is whole; what an attempt that was killed has left is written anew.
-    """
+    """Write record.jsonl of a run, once; `rows` completions are made per round, of the `prompts` of the dataset. The parts are removed when
+    the record is whole; what an attempt that was killed has left is written anew."""
     if not (run / PARTS).is_dir():
         return
     (run / ROWS).unlink(missing_ok=True)

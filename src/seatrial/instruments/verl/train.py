@@ -178,10 +178,8 @@ def quoted(text: str) -> str:
 
 
 def sweep() -> None:
-    """Remove what runs that were killed have left: directories of processes that are gone.
-
-    Another container may share the directory and not the processes, so only old ones are taken.
-    """
+    """Remove what runs that were killed have left: directories of processes that are gone. Another container may share the directory and
+    not the processes, so only old ones are taken."""
     for path in Path(SHORT).glob(f"{SCRATCH}*-*"):
         pid = path.name.split("-")[1]
         try:

@@ -26,11 +26,8 @@ from seatrial.instruments.facts import LoopFault
 
 
 def process_kind(command: Sequence[str]) -> str:
-    """`driver`, `worker` or `child`.
-
-    The wrapper's own question for the device (`python3 -`) and spawned children are no drivers: were they taken for
-    one, the real driver could be missing without anybody noticing.
-    """
+    """`driver`, `worker` or `child`. The wrapper's own question for the device (`python3 -`) and spawned children are no drivers: were they
+    taken for one, the real driver could be missing without anybody noticing."""
     if any(word.endswith("default_worker.py") for word in command):
         return "worker"
     return "driver" if main_module(command).startswith(("verl.", "seatrial.")) else "child"
