@@ -33,17 +33,10 @@ class Ledger:
         self._samples: set[str] = set()
         self._stamp = 0
         self._found: dict[tuple[str, str], list[str]] = {}
-        self._reports = 0
-
-    @property
-    def seen(self) -> dict[str, int]:
-        """How many samples, reports and replicas this is about."""
-        return {"samples": len(self._samples), "reports": self._reports, "replicas": len(self._replicas)}
 
     def report(self, replica: str, version: int, root: str, incarnation: str) -> None:
         """A replica says what it holds. `incarnation` changes when its process does."""
         _check(version, f"replica {replica}")
-        self._reports += 1
         before = self._replicas.get(replica)
         if before is not None and version < before.version:
             restarted = incarnation != before.incarnation

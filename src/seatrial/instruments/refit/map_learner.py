@@ -358,15 +358,6 @@ FEW = 64
 """Up to so many runs of one tensor are taken as slices, more as index tensors."""
 
 
-class Run(NamedTuple):
-    """`length` elements, contiguous in the exported tensor and in the runtime tensor (both flattened)."""
-
-    export_name: str
-    export_start: int
-    runtime_start: int
-    length: int
-
-
 class Table(NamedTuple):
     owner: Any
     export_start: Any
@@ -424,10 +415,6 @@ class Ids:
 
         counts = torch.zeros(len(self.names), dtype=torch.int64).index_add_(0, owner[chosen], length[chosen])
         return {self.names[index]: int(counts[index]) for index in torch.nonzero(counts).flatten().tolist()}
-
-    def listed(self, table: Table) -> list[Run]:
-        columns = zip(*(column.tolist() for column in table), strict=True)
-        return [Run(self.names[owner], export_start, runtime_start, length) for owner, export_start, runtime_start, length in columns]
 
 
 def pieces(table: Table, device: Any, only: int | None = None) -> Iterator[tuple[int, Any, Any]]:
@@ -487,11 +474,6 @@ class Map:
     shapes: dict[str, tuple[int, ...]]
     distinct: list[Table] = field(repr=False)
     """The runs without those that another runtime name already holds in the same memory."""
-
-    @property
-    def runs(self) -> dict[str, list[Run]]:
-        """All runs by runtime name; a transposing loader makes one run per element, so ask for them sparingly."""
-        return {name: self.ids.listed(table) for name, table in self.tables.items()}
 
     @property
     def count(self) -> int:
@@ -582,21 +564,6 @@ class Map:
             now = "is gone" if live is None else f"has {live.numel()} elements instead of {self.sizes[runtime]}"
             raise CannotMap(runtime, f"{now}: the layout changed since the map was learned; learn it again")
         return live.detach().reshape(-1)
-
-
-def quantized(module: Any, expected: Mapping[str, Any]) -> dict[str, Wrong]:
-    """For loaders that quantise, which `learn` refuses: `expected` is the quantised export with all its scales, by runtime name."""
-    live = dict(fingerprint.named_state(module))
-    found = {}
-    for name, value in expected.items():
-        own = live.get(name)
-        if own is None or own.dtype != value.dtype or own.shape != value.shape:
-            found[name] = Wrong(value.numel(), 0, value.numel())
-            continue
-        differs = (bits(own.detach().reshape(-1)) != bits(value.detach().to(own.device).reshape(-1))).nonzero().flatten()
-        if len(differs):
-            found[name] = Wrong(len(differs), int(differs[0]), value.numel())
-    return found
 
 
 def bits(flat: Any) -> Any:

@@ -119,16 +119,6 @@ def classify(
     return Coverage(*lists, padding, dict(learned.unconsumed), dict(learned.unwritten), dict(learned.opaque))
 
 
-def unconsumed(maps: Sequence[Map]) -> dict[str, int]:
-    """Exported elements that no rank of a replica took, by name."""
-    ids = maps[0].ids
-    if any((other.ids.names, other.ids.sizes.tolist()) != (ids.names, ids.sizes.tolist()) for other in maps):
-        raise ValueError("coverage: the maps of these ranks were learned with different exports")
-    lost, _ = ids.landings([table for each in maps for table in each.distinct])
-    known = {name for each in maps for name in (*each.opaque, *each.twins)}
-    return {name: count for name, count in lost.items() if name not in known}
-
-
 def misplaced(learned: Map, fused: Mapping[str, tuple[tuple[str, ...], ...]] = FUSED) -> dict[str, str]:
     """Runtime tensors that hold what their name does not say: another layer, another part, slots or experts out of order, or the elements
     of one exported tensor in another order than exported. Whether a rearrangement is meant, no map can show. A runtime module with a
