@@ -225,31 +225,19 @@ def _mismatch(run: LoopFacts) -> list[CheckResult]:
     unseen = [step for step, row in enumerate(run.no_refit.mismatch, 1) if not _excess(run, row) > limit]
     said = [f"step {step}: 1+{value:.3g}" for step, value in high.items()] + [f"no value for step {step}" for step in lacking]
     worst, least = max(found.values(), default=math.nan), min((_excess(run, row) for row in run.no_refit.mismatch), default=math.nan)
+    at = f"{run.device}, {run.setup.dtype}"
+    apart = "" if known else "with equal weights the policy's model computes other log-probabilities than the generator's"
+    within = known and not high and not lacking
+    blind = f"not at step {', '.join(map(str, unseen[:5]))}" if unseen else ""
+    rounding, limited = (
+        "token_mult_prob_error before any step is rounding",
+        "token_mult_prob_error within the limit of this device and dtype",
+    )
+    seen = f"at least 1+{least:.3g} without refits"
     return [
-        proof(
-            "token_mult_prob_error before any step is rounding",
-            known,
-            f"1+{floor:.3g}",
-            Boundary.PROVIDER,
-            f"<= 1+{highest:.3g} ({run.device}, {run.setup.dtype})",
-            "" if known else "with equal weights the policy's model computes other log-probabilities than the generator's",
-        ),
-        proof(
-            "token_mult_prob_error within the limit of this device and dtype",
-            known and not high and not lacking,
-            f"1+{worst:.3g}",
-            Boundary.PROVIDER,
-            f"<= 1+{limit:.3g}",
-            "; ".join(said[:3]),
-        ),
-        proof(
-            "the limit sees a missing refit",
-            known and not unseen,
-            f"at least 1+{least:.3g} without refits",
-            Boundary.METRICS,
-            f"> 1+{limit:.3g} at every step",
-            f"not at step {', '.join(map(str, unseen[:5]))}" if unseen else "",
-        ),
+        proof(rounding, known, f"1+{floor:.3g}", Boundary.PROVIDER, f"<= 1+{highest:.3g} ({at})", apart),
+        proof(limited, within, f"1+{worst:.3g}", Boundary.PROVIDER, f"<= 1+{limit:.3g}", "; ".join(said[:3])),
+        proof("the limit sees a missing refit", known and not unseen, seen, Boundary.METRICS, f"> 1+{limit:.3g} at every step", blind),
     ]
 
 
@@ -259,12 +247,10 @@ def _excess(run: LoopFacts, row: Mismatch | Gap) -> float:
 
 def _control_without_refits(run: LoopFacts) -> CheckResult:
     idle = [step for step, count in enumerate(run.no_refit.still, 1) if count >= run.reimport.parameters]
-    said = [f"the policy did not move at step {step}" for step in idle] + [
-        f"{name} of the generator moved" for name in run.no_refit.touched
-    ]
-    return proof(
-        "control without refits: the policy moved, the generator did not", not said, _yes(said), Boundary.METRICS, "", "; ".join(said[:3])
-    )
+    said = [f"the policy did not move at step {step}" for step in idle]
+    said += [f"{name} of the generator moved" for name in run.no_refit.touched]
+    name = "control without refits: the policy moved, the generator did not"
+    return proof(name, not said, "no" if said else "yes", Boundary.METRICS, "", "; ".join(said[:3]))
 
 
 def _control_without_learning(run: LoopFacts) -> CheckResult:
@@ -276,11 +262,9 @@ def _control_without_learning(run: LoopFacts) -> CheckResult:
     said += [f"refit {index}: {row.refused or row.wrong_names[0]}" for index, row in enumerate(refits) if row.refused or row.wrong_names]
     moved = [step for step, count in enumerate(run.no_learning.still, 1) if count != run.reimport.parameters]
     said += [f"the policy moved at step {step}" for step in moved]
-    return proof("control with learning rate 0: nothing moved", not said, _yes(said), Boundary.METRICS, "", "; ".join(said[:3]))
-
-
-def _yes(said: list[str]) -> str:
-    return "no" if said else "yes"
+    return proof(
+        "control with learning rate 0: nothing moved", not said, "no" if said else "yes", Boundary.METRICS, "", "; ".join(said[:3])
+    )
 
 
 def _rewards(run: LoopFacts) -> list[CheckResult]:

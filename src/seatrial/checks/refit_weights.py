@@ -350,9 +350,8 @@ def _map(rows: Rows) -> CheckResult:
 def _placed(rows: Rows) -> CheckResult:
     wrong = {name: text for row in rows.maps for name, text in row.misplaced.items()}
     said = "; ".join(f"{name}: {text}" for name, text in list(wrong.items())[:3])
-    return proof(
-        "every element is where its name says", bool(rows.maps) and not wrong, f"{len(wrong)} tensors are not", Boundary.REFIT, "0", said
-    )
+    good = bool(rows.maps) and not wrong
+    return proof("every element is where its name says", good, f"{len(wrong)} tensors are not", Boundary.REFIT, "0", said)
 
 
 def _classified(rows: Rows) -> CheckResult:
@@ -431,9 +430,8 @@ def _opaque(rows: Rows) -> CheckResult:
     ]
     proven = exported.issuperset(found) and bool(other) and min(other) >= len(found)
     said = "; ".join(f"{name}: {reason}" for name, reason in list(found.items())[:3])
-    return proof(
-        OPAQUE, bool(rows.coverages) and (not found or proven), f"{len(found)} are", Boundary.REFIT, "0, or proven otherwise", said
-    )
+    good = bool(rows.coverages) and (not found or proven)
+    return proof(OPAQUE, good, f"{len(found)} are", Boundary.REFIT, "0, or proven otherwise", said)
 
 
 def refused_all(rows: Rows) -> str:

@@ -129,18 +129,8 @@ class BridgeProbe(Record):
 OPTIONAL_PACKAGES = (
     *("transformer_engine", "mamba_ssm", "causal_conv1d", "flash_attn", "flashinfer", "fla", "apex", "triton", "grouped_gemm", "vllm"),
     *("deep_ep", "nvidia_resiliency_ext", "fast_hadamard_transform", "tilelang", "emerging_optimizers", "torchvision", "torchaudio"),
-    *(
-        "torch",
-        "transformers",
-        "accelerate",
-        "omegaconf",
-        "modelopt",
-        "peft",
-        "safetensors",
-        "einops",
-        "megatron.energon",
-        "multistorageclient",
-    ),
+    *("torch", "transformers", "accelerate", "omegaconf", "modelopt", "peft", "safetensors", "einops", "megatron.energon"),
+    "multistorageclient",
 )
 """Packages that Megatron takes where they are, and those that an interpreter of one's own may lack."""
 _NAMES = "|".join(re.escape(name) for name in OPTIONAL_PACKAGES)

@@ -357,10 +357,8 @@ def select_own_tests(repo: RepoState) -> Selection:
     files, notes = bridge_tests.tests_for_diff(repo)
     guides = dead_paths(root)
     if guides.elsewhere:
-        notes = (
-            *notes,
-            f"{guides.elsewhere} paths that its skills name are in no directory of this checkout: other repositories', it seems",
-        )
+        text = f"{guides.elsewhere} paths that its skills name are in no directory of this checkout: other repositories', it seems"
+        notes = (*notes, text)
     if not (root / MEGATRON / "megatron").is_dir():
         notes = (*notes, f"{MEGATRON} is not populated: the environment's own Megatron-Core was used")
     return Selection(files, notes, guides.dead)
@@ -376,11 +374,8 @@ def judge_own_tests(
     outcomes = [case.outcome for case in now.values()]
     gone = _gone(now, old or {})
     verdict, reason = _verdict(ran, checkout, old, kinds["real"], outcomes.count("passed"))
-    others = {
-        "skipped": outcomes.count("skipped"),
-        "need what is not here": len(kinds["not run"]),
-        "failed before": len(kinds["pre-existing"]),
-    }
+    skipped, absent, known = outcomes.count("skipped"), len(kinds["not run"]), len(kinds["pre-existing"])
+    others = {"skipped": skipped, "need what is not here": absent, "failed before": known}
     counted = ", ".join(f"{count} {word}" for word, count in others.items() if count)
     return OwnTests(
         verdict=verdict,
@@ -390,11 +385,11 @@ def judge_own_tests(
         dead=selection.dead,
         base=base if before is not None else None,
         passed=outcomes.count("passed"),
-        skipped=outcomes.count("skipped"),
+        skipped=skipped,
         failed=len(kinds["real"]),
-        not_run=len(kinds["not run"]),
+        not_run=absent,
         needs=dict(Counter(named.why for named in kinds["not run"])),
-        pre_existing=len(kinds["pre-existing"]),
+        pre_existing=known,
         failures=kinds["real"][:SHOWN],
         missing=kinds["not run"][:SHOWN],
         known=kinds["pre-existing"][:SHOWN],

@@ -185,16 +185,9 @@ def _why(url: str, said: str) -> tuple[str, str]:
 def _facts(rank: str, mapped: dict[str, Any], verified: dict[str, Any], covered: dict[str, Any], version: dict[str, Any]) -> list[Row]:
     """The answers of one rank as facts, with one comparison in the place of a refit."""
     held = {"replica": rank, "incarnation": version["incarnation"], "version": version["version"]}
-    comparison = {
-        "index": 0,
-        "step": 0,
-        "transport": "attached",
-        "names": verified["names"],
-        "bytes": 0,
-        "produced": None,
-        "consumed": None,
-    }
-    comparison |= {"wrong_names": list(verified["wrong"]), "stale_names": len(verified["wrong"]), "touched_names": 0}
+    comparison = {"index": 0, "step": 0, "transport": "attached", "names": verified["names"], "bytes": 0}
+    comparison |= {"produced": None, "consumed": None, "touched_names": 0}
+    comparison |= {"wrong_names": list(verified["wrong"]), "stale_names": len(verified["wrong"])}
     comparison |= {"methods": verified["methods"], "refused": None, "wrong": verified["wrong"]}
     return [
         {"fact": "version", **held},

@@ -165,10 +165,7 @@ class Ladder:
         """A job in a worker: how it ended, its error, seconds and CPU seconds."""
         assert self.workers is not None
         code, seconds, cpu = self.workers.run(job, place, deadline_s)
-        known = {number: name for name, number in ENDED.items()}
-        state = (
-            "deadline" if code is None else known.get(code, f"killed by signal {-code}" if code < 0 else f"killed with exit code {code}")
-        )
+        state = "deadline" if code is None else f"killed by signal {-code}" if code < 0 else _named(code)
         error = place / "error-0"
         text = f"no end within {deadline_s:.0f} s" if code is None else error.read_text(encoding="utf-8") if error.is_file() else ""
         return state, text, seconds, cpu
@@ -294,7 +291,10 @@ def fork_all(work: list[Callable[[], Any]], deadline_s: float, place: Path) -> t
 def _state(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"killed by signal {os.WTERMSIG(status)}"
-    code = os.WEXITSTATUS(status)
+    return _named(os.WEXITSTATUS(status))
+
+
+def _named(code: int) -> str:
     return next((name for name, known in ENDED.items() if known == code), f"killed with exit code {code}")
 
 
