@@ -113,16 +113,8 @@ def same_trajectory(metrics: Metrics, left: str, right: str, after: int | None, 
         steps |= a.keys()
     ok = bool(names) and bool(steps) and not unequal
     value = f"{len(names | others) - len(unequal)} of {len(names | others)} metrics x {len(steps)} steps equal"
-    return CheckResult(
-        name="trajectory after the resume: bit-equal",
-        kind="proof",
-        passed=ok,
-        value=value,
-        threshold="all",
-        steps=tuple(sorted(steps)),
-        message=", ".join(unequal[:4]),
-        boundary=Boundary.CHECKPOINT,
-    )
+    made = proof("trajectory after the resume: bit-equal", ok, value, Boundary.CHECKPOINT, "all", ", ".join(unequal[:4]))
+    return replace(made, steps=tuple(sorted(steps)))
 
 
 def _tags(metrics: Metrics, prefix: str, is_clock: Callable[[str], bool]) -> set[str]:

@@ -32,13 +32,13 @@ from seatrial.instruments.bridge.rungs import TABLE as TABLE
 from seatrial.probes.bridge_report import bridge_summary, card_text, require_card
 from seatrial.probes.bridge_verdict import BridgeProbe, BridgeRequest, JudgedBridgeProbe, judge_ladder, last_line, shown_model, touched
 from seatrial.probes.own_tests import OwnTests, own_tests
-from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, ProbeInterrupted, Tell, require_weights, trouble
+from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, ProbeInterrupted, Tell, require_weights, trouble, vllm_python
 from seatrial.runtime.environments import Environments
 from seatrial.runtime.interrupt import Interrupted, Interruptible, check_stop
 from seatrial.trial import run_dir
 from seatrial.trial.base_worktrees import same_files, shown, unchanged
 from seatrial.trial.pre_tests import fresh, uncompared
-from seatrial.trial.staging import engine_interpreters, stage_packages
+from seatrial.trial.staging import stage_packages
 from seatrial.trial.trial_request import checkouts
 
 LADDER = "seatrial.instruments.bridge.ladder"
@@ -402,8 +402,5 @@ def _engine(asked: BridgeRequest, own: Path | None) -> dict[str, object]:
     """What the closed loop is told about its engine."""
     if asked.engine != "vllm" or "loop" not in asked.rungs:
         return {}
-    python = own or engine_interpreters().get(loops.VLLM_CPU)
-    if python is None:
-        fix = f"seatrial env build {loops.VLLM_CPU}, or name your own interpreter with --engine-python"
-        raise BlockedError(Boundary.ENVIRONMENT, f"the environment {loops.VLLM_CPU} is not built", fix)
+    python = own or vllm_python("--engine-python")
     return {"engine_python": str(python.absolute())}

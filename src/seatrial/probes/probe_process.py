@@ -16,19 +16,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.checks.probe_facts import Facts, read_facts
-from seatrial.core.errors import UserError
+from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import read_text, write_text
 from seatrial.core.guarded import open_file, parse_json
+from seatrial.core.verdict import Boundary
 from seatrial.evidence.redact import Redactor
+from seatrial.loops import VLLM_CPU
 from seatrial.loops.console_lines import read_lines
 from seatrial.runtime.process import Outcome, ProcessSpec, Tick, run
 from seatrial.trial.preflight import child_environment
+from seatrial.trial.staging import engine_interpreters
 
 FACTS, LOG = "facts.jsonl", "run.log"
 STALL_S = 600.0
 """A server may load for minutes without a word."""
 
 Tell = Callable[[str], None]
+
+
+def vllm_python(option: str) -> Path:
+    """The interpreter of the environment with vLLM; `option` names another one."""
+    python = engine_interpreters().get(VLLM_CPU)
+    if python is None:
+        fix = f"seatrial env build {VLLM_CPU}, or name your own interpreter with {option}"
+        raise BlockedError(Boundary.ENVIRONMENT, f"the environment {VLLM_CPU} is not built", fix)
+    return python
 
 
 class ProbeInterrupted(KeyboardInterrupt):

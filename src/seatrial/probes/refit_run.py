@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import seatrial
-from seatrial import loops
 from seatrial.checks import refit_weights
 from seatrial.checks.probe_facts import Facts, Row, proof, read_all
 from seatrial.checks.refit_facts import Rows, typed
@@ -46,13 +45,13 @@ from seatrial.instruments.engines.vllm_server import ServerError, VllmClient
 from seatrial.instruments.refit.refit_driver import NO_SUCH_FAULT
 from seatrial.loops import get_loop
 from seatrial.probes.bridge_verdict import BridgeProbe
-from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, ProbeInterrupted, Tell, require_weights, trouble
+from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, ProbeInterrupted, Tell, require_weights, trouble, vllm_python
 from seatrial.report.build import schema_text
 from seatrial.report.markdown import prose
 from seatrial.runtime.interrupt import Interrupted, Interruptible, check_stop
 from seatrial.trial import run_dir
 from seatrial.trial.level import SERVER_LOG
-from seatrial.trial.staging import engine_interpreters, find_interpreter, stage_packages
+from seatrial.trial.staging import find_interpreter, stage_packages
 
 Engine = Literal["vllm", "transformers"]
 Transport = Literal["full", "packed", "sparse", "all"]
@@ -367,17 +366,18 @@ class RefitOptions:
         return self.engine or "transformers"
 
 
-def _silent(_: str) -> None:
-    """Nobody listens."""
-
-
-def run_refit_probe(options: RefitOptions, tell: Tell = _silent, tell_build: Tell = _silent) -> tuple[RefitProbe, Path | None]:
+def run_refit_probe(options: RefitOptions, tell: Tell, tell_build: Tell) -> tuple[RefitProbe, Path | None]:
     """The probe, and the directory that holds its evidence; None where facts were judged and no place was named."""
     require_one_source(options)
-    if options.facts is not None:
-        return _judge(options, options.facts)
+    if options.facts is not None:  # nothing is written unless a place is named
+        transports = () if options.transport is None else _transports(options.transport)
+        wanted = RefitRequest(source="facts", model=str(options.facts), transports=transports)
+        facts = read_all(options.facts)
+        return _store(options, wanted, judge_refit_probe(facts, wanted), _directory(options) if options.out else None, facts)
     if options.attach is not None and options.weights is not None:
-        return _attach(options, options.attach, options.weights)
+        wanted = RefitRequest(source="attach", engine=options.attach, model=str(options.weights))
+        facts = ask_server(options.attach, options.weights, 60 * options.minutes)
+        return _store(options, wanted, judge_attached(facts, wanted), _directory(options), facts)
     if options.fault is not None:
         require_fault(options.fault, options.engine_used)
     if options.server and options.engine_used != "vllm":
@@ -422,22 +422,20 @@ def _interpreter(engine: Engine, own: Path | None, tell: Tell) -> Path:
     """The interpreter that the engine runs in; the opt-in environment of vLLM is never built by the way."""
     if own is not None or engine == "transformers":  # the default loop's environment has torch and transformers
         return find_interpreter(get_loop(RunSection().loop), own, tell).python
-    name = loops.VLLM_CPU
-    python = engine_interpreters().get(name)
-    if python is None:
-        fix = f"seatrial env build {name}, or name your own interpreter with --python"
-        raise BlockedError(Boundary.ENVIRONMENT, f"the environment {name} is not built", fix)
-    return python
+    return vllm_python("--python")
 
 
-def _place(out: Path | None) -> Path:
-    return run_dir.named_directory(out) if out is not None else run_dir.new_directory(Path("trials"), "probe-refit")
+def _directory(options: RefitOptions) -> Path:
+    return run_dir.named_directory(options.out) if options.out is not None else run_dir.new_directory(Path("trials"), "probe-refit")
 
 
-def _drive(options: RefitOptions, tell: Tell, tell_build: Tell) -> tuple[RefitProbe, Path]:
+def _transports(transport: Transport) -> tuple[str, ...]:
+    return TRANSPORTS if transport == "all" else (transport,)
+
+
+def _drive(options: RefitOptions, tell: Tell, tell_build: Tell) -> tuple[RefitProbe, Path | None]:
     """Run policy and generator, and judge."""
-    model, steps, transport = options.model or DEFAULT, options.steps or STEPS, options.transport or "all"
-    transports = TRANSPORTS if transport == "all" else (transport,)
+    model, steps, transports = options.model or DEFAULT, options.steps or STEPS, _transports(options.transport or "all")
     if steps < len(transports):
         raise UserError(
             f"--steps {steps}: each of {len(transports)} transports needs a step", f"--steps {len(transports)}, or --transport full"
@@ -447,37 +445,12 @@ def _drive(options: RefitOptions, tell: Tell, tell_build: Tell) -> tuple[RefitPr
     began, seconds = time.monotonic(), 60 * options.minutes
     with Interruptible():
         interpreter = _interpreter(options.engine_used, options.python, tell_build)
-        setup = RefitSetup(wanted=wanted, python=interpreter, out=_place(options.out), deadline_s=seconds, server=tuple(options.server))
+        setup = RefitSetup(wanted=wanted, python=interpreter, out=_directory(options), deadline_s=seconds, server=tuple(options.server))
         try:
             judged = probe_refit(setup, tell)
         except Interrupted:
             raise ProbeInterrupted(setup.out) from None
-    return _store(options, wanted, judged, setup.out, interpreter, time.monotonic() - began), setup.out
-
-
-def _attach(options: RefitOptions, url: str, weights: Path) -> tuple[RefitProbe, Path]:
-    """Hold a server's live weights against a checkpoint, once."""
-    wanted = RefitRequest(source="attach", engine=url, model=str(weights))
-    facts = ask_server(url, weights, 60 * options.minutes)
-    place = _place(options.out)
-    _keep(facts, place)
-    return _store(options, wanted, judge_attached(facts, wanted), place), place
-
-
-def _judge(options: RefitOptions, source: Path) -> tuple[RefitProbe, Path | None]:
-    """Judge facts that lie there already; nothing is written unless a place is named."""
-    transports = () if options.transport is None else TRANSPORTS if options.transport == "all" else (options.transport,)
-    wanted = RefitRequest(source="facts", model=str(source), transports=transports)
-    facts = read_all(source)
-    place = _place(options.out) if options.out is not None else None
-    if place is not None:
-        _keep(facts, place)
-    return _store(options, wanted, judge_refit_probe(facts, wanted), place), place
-
-
-def _keep(facts: Facts, place: Path) -> None:
-    """Facts that were read elsewhere, beside the verdict on them; damage is in probe.json."""
-    write_text(place / FACTS, "".join(dumps(row, ensure_ascii=False) + "\n" for row in facts.rows))
+    return _store(options, wanted, judged, setup.out, python=interpreter, seconds=time.monotonic() - began)
 
 
 def _store(
@@ -485,10 +458,11 @@ def _store(
     wanted: RefitRequest,
     judged: JudgedRefitProbe,
     place: Path | None,
+    facts: Facts | None = None,
     python: Path | None = None,
     seconds: float = 0,
-) -> RefitProbe:
-    """The probe as a record, with probe.json and summary.md where it has a place."""
+) -> tuple[RefitProbe, Path | None]:
+    """The probe as a record; in its place, if it has one: facts that were read elsewhere, summary.md and probe.json."""
     made = RefitProbe(
         seatrial=seatrial.__version__,
         created=run_dir.now(),
@@ -499,7 +473,9 @@ def _store(
         judged=judged,
     )
     if place is not None:
+        if facts is not None:  # damage is in probe.json
+            write_text(place / FACTS, "".join(dumps(row, ensure_ascii=False) + "\n" for row in facts.rows))
         # The verdict last: where it lies, everything else does, too.
         write_text(place / "summary.md", refit_summary(made, place))
         write_json(place / "probe.json", made)
-    return made
+    return made, place

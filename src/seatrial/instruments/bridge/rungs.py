@@ -49,20 +49,11 @@ TABLE: dict[str, Rung] = {
 
 
 SEED = 11
-UNFUSED = {
-    "persist_layer_norm": False,
-    "gradient_accumulation_fusion": False,
-    "masked_softmax_fusion": False,
-    "bias_activation_fusion": False,
-    "bias_dropout_fusion": False,
-    "apply_rope_fusion": False,
-    "cross_entropy_loss_fusion": False,
-    "moe_grouped_gemm": False,
-    "moe_permute_fusion": False,
-    "moe_router_fusion": False,
-    "use_cpu_initialization": True,
-    "transformer_impl": "local",
-}
+FUSIONS = (
+    *("persist_layer_norm", "gradient_accumulation_fusion", "masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion"),
+    *("apply_rope_fusion", "cross_entropy_loss_fusion", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion"),
+)
+UNFUSED = {**dict.fromkeys(FUSIONS, False), "use_cpu_initialization": True, "transformer_impl": "local"}
 """Settings of a provider that are CUDA kernels."""
 
 

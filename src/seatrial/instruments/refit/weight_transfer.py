@@ -214,10 +214,7 @@ class Producer:
             base_root=self.root if sparse else None,
             target_root=fingerprint.tree({entry.name: entry.hash for entry in draft.entries}).root,
             tensors=tuple(draft.entries),
-            codec=body.codec,
-            frames=body.frames,
-            body=body.body,
-            sums=body.sums,
+            **vars(body),
         )
 
     def _describe(self, draft: _Draft, data: bytes | Path) -> Prepared:
