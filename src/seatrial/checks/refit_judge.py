@@ -348,7 +348,6 @@ def judge_refit_probe(facts: Facts, wanted: RefitRequest, trouble: str = "") -> 
 
 
 def _vacuous(found: JudgedRefits, wanted: RefitRequest) -> _Vacuity | None:
-    """The first reason why nothing could be shown."""
     rows = found.rows
     if not refit_weights.changing(rows):
         names = {refit_weights.CONTROL, USED, *(() if wanted.steps else (refit_weights.REFITS,))}

@@ -265,7 +265,6 @@ def _measured(name: str, rungs: Sequence[RungResult], about: About) -> str | Non
 
 
 def _lines(value: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """A mapping as block YAML."""
     for key, entry in value.items():
         if not _KEY.fullmatch(key):
             raise ValueError(f"no plain key: {key!r}")

@@ -261,7 +261,6 @@ def judge_ladder(
 def _worthless(
     facts: Facts, asked: BridgeRequest, changes: Sequence[RepoState], trouble: str, core: str | None
 ) -> tuple[Verdict, str, Boundary] | None:
-    """Why nothing can be said about any rung."""
     if facts.damage:
         return (Verdict.BLOCKED, f"facts are damaged: {facts.damage[0]}", Boundary.METRICS)
     broken = facts.one("unimportable")
@@ -337,7 +336,6 @@ def _rung(facts: Facts, asked: BridgeRequest, model: str, rung: str, trouble: st
 
 
 def _measured(judged: RungJudgement) -> dict[str, object]:
-    """A rung that came to its end, by its checks."""
     missed = next((check for check in judged.checks if not check.passed), None)
     verdict, reason, boundary = Verdict.PASS, f"{len(judged.checks)} checks met", None
     if missed is not None:
@@ -350,7 +348,6 @@ def _measured(judged: RungJudgement) -> dict[str, object]:
 
 
 def _sum(families: Sequence[FamilyResult]) -> tuple[Verdict, str, Boundary | None]:
-    """The verdict over all families that count."""
     counted = [family for family in families if family.counted]
     verdict = worst(family.verdict for family in counted)
     if verdict is Verdict.PASS:

@@ -62,7 +62,6 @@ class Driver:
     """Checkouts under test, before everything else."""
 
     def run(self, argv: Sequence[str], log: str, deadline_s: float, tick: Callable[[Tick], None] | None = None) -> Outcome:
-        """One process, to its end or its deadline."""
         extra = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         spec = ProcessSpec(
             argv=tuple(argv),

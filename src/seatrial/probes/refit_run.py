@@ -197,7 +197,6 @@ def _facts(rank: str, mapped: dict[str, Any], verified: dict[str, Any], covered:
 
 
 def judge_attached(facts: Facts, wanted: RefitRequest) -> JudgedRefitProbe:
-    """The verdict on one look at a server."""
     rows = typed(facts)
     wrong = refit_weights.wrong_tensors(rows)
     checks = [whole(rows), _equal(rows), refit_weights.methods(rows), *refit_weights.coverage_checks(rows), _version(rows)]
@@ -304,7 +303,6 @@ def _follow_ups(judged: JudgedRefitProbe, source: str) -> list[str]:
 
 
 def refit_table(refits: Iterable[RefitLine]) -> str:
-    """One line per refit, in columns."""
     head = ("refit", "step", "version", "replica", "transport", "MB", "changed", "stale before", "wrong after", "proven by")
     return columns([head, *(_cells(row) for row in refits)])
 
@@ -362,7 +360,6 @@ class RefitOptions:
 
     @property
     def engine_used(self) -> Engine:
-        """The engine that was named, or the default one."""
         return self.engine or "transformers"
 
 
@@ -434,7 +431,6 @@ def _transports(transport: Transport) -> tuple[str, ...]:
 
 
 def _drive(options: RefitOptions, tell: Tell, tell_build: Tell) -> tuple[RefitProbe, Path | None]:
-    """Run policy and generator, and judge."""
     model, steps, transports = options.model or DEFAULT, options.steps or STEPS, _transports(options.transport or "all")
     if steps < len(transports):
         raise UserError(

@@ -152,7 +152,6 @@ def _second_glob(mappings: list[Any]) -> list[Any]:
 )
 @registry
 def _fused_norm_misnamed(mappings: list[Any]) -> list[Any]:
-    """The name of local layers is right."""
     for mapping in mappings:
         if mapping.megatron_param.endswith("linear_qkv.layer_norm_weight"):
             mapping.hf_param = "model.layers.*.no_such_norm.weight"
@@ -407,7 +406,6 @@ def _without_v(name: str) -> str | None:
 
 
 def loaded_optimizer(*zeroed: str) -> Apply:
-    """A load leaves these values at zero for every parameter."""
 
     def load_state_dict(plain: Any, self: Any, state_dict: Any) -> None:
         plain(self, state_dict)

@@ -112,11 +112,19 @@ def _whole_sequence(made: Any, mine: list[int]) -> Any:
     return torch.cat(pieces, 1)[:, torch.cat(places).argsort()]
 
 
+def scheduled(chunks: list[Any], step: Callable[..., Any], rows: int, width: int, **options: Any) -> Any:
+    """Megatron's own schedule over the stages of a pipeline, for one batch."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    iterators = [None] * len(chunks)
+    sizes = {"num_microbatches": 1, "seq_length": width, "micro_batch_size": rows}
+    return get_forward_backward_func()(forward_step_func=step, data_iterator=iterators, model=chunks, **sizes, **options)
+
+
 def _through_stages(session: BridgeSession, chunks: list[Any], inputs: Any, positions: Any) -> Any:
     """Megatron's forward-only schedule; every stage gets what the last one made."""
     import torch
     from megatron.core import parallel_state
-    from megatron.core.pipeline_parallel import get_forward_backward_func
 
     def collect(output: Any, non_loss_data: bool) -> Any:
         return output if non_loss_data else (output.sum(), {})
@@ -124,16 +132,8 @@ def _through_stages(session: BridgeSession, chunks: list[Any], inputs: Any, posi
     def step(_data: Any, chunk: Any) -> tuple[Any, Any]:
         return chunk(inputs, positions, None, runtime_gather_output=True), collect
 
-    made = get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=[None] * len(chunks),
-        model=chunks,
-        num_microbatches=1,
-        seq_length=inputs.shape[1] * parallel_state.get_context_parallel_world_size(),
-        micro_batch_size=inputs.shape[0],
-        forward_only=True,
-        collect_non_loss_data=True,
-    )
+    width = inputs.shape[1] * parallel_state.get_context_parallel_world_size()
+    made = scheduled(chunks, step, inputs.shape[0], width, forward_only=True, collect_non_loss_data=True)
     box: list[Any] = [made[0].detach().cpu() if parallel_state.is_pipeline_last_stage() else None]
     source = parallel_state.get_pipeline_model_parallel_last_rank()
     torch.distributed.broadcast_object_list(box, src=source, group=parallel_state.get_pipeline_model_parallel_group())

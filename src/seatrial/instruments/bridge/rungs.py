@@ -215,7 +215,6 @@ class Rank:
         return BridgeSession(self.directory, self.device, dtype)
 
     def config(self) -> Any:
-        """The HF configuration of the text model."""
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(self.directory, local_files_only=True).get_text_config()

@@ -104,7 +104,6 @@ class MegatronPolicy(transformers_loop.TrainedPolicy):
         return mean
 
     def logprobs(self, completions: Sequence[Sequence[int]]) -> list[list[float]]:
-        """What the policy itself gives the completions."""
         import torch
 
         with torch.no_grad():
@@ -235,7 +234,6 @@ def run_loop(rank: Rank) -> None:
 
 
 def learn(rank: Rank, loop: Loop, session: BridgeSession, steps: int) -> None:
-    """The real run, after its base was compared."""
     train(loop, 1, steps)
     loop.driver.end()
     policy = loop.policy

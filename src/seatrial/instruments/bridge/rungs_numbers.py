@@ -68,7 +68,6 @@ def _descended(session: BridgeSession, given: Batch, sizes: Sizes) -> list[Any]:
     """A model after the step; Megatron's own schedule and its own end of a backward pass put the gradients of all ranks together."""
     import torch
     from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.pipeline_parallel import get_forward_backward_func
 
     provider = session.provider(sizes, **training.UNBALANCED)
     wrapping = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
@@ -85,15 +84,7 @@ def _descended(session: BridgeSession, given: Batch, sizes: Sizes) -> list[Any]:
 
     for chunk in chunks:
         chunk.zero_grad_buffer()
-    get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=[None] * len(chunks),
-        model=chunks,
-        num_microbatches=1,
-        seq_length=ids.shape[1],
-        micro_batch_size=ids.shape[0],
-        forward_only=False,
-    )
+    forward.scheduled(chunks, step, *ids.shape, forward_only=False)
     for chunk in chunks:
         _down(unwrapped(chunk), "main_grad")
     return chunks

@@ -102,7 +102,6 @@ def used(name: str) -> None:
 
 
 def dropped(name: str, why: str) -> None:
-    """A shim is not needed, and not applied."""
     _dropped[name] = why
 
 

@@ -119,7 +119,6 @@ def policy_python(checkout: Path, environment: Mapping[str, str]) -> Path | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the imports with the worker's own Python."""
     from seatrial.instruments import ray_imports
 
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, add_help=False)

@@ -102,7 +102,6 @@ SHOWN = 3
 
 
 def problems(rows: Iterable[Row]) -> list[str]:
-    """One sentence for each thing that is not proven."""
     kept = list(rows)
     hashes = [row for row in kept if row.get("fact") == "hashes"]
     sides = {side: [row for row in hashes if row.get("side") == side] for side in ("sent", "relayed", "received")}
@@ -133,7 +132,6 @@ def _attachments(rows: list[Row]) -> list[str]:
 
 
 def _map(row: Row) -> list[str]:
-    """What the coordinate map itself shows to be wrong."""
     made = [] if row["restored"] else ["the weights were not restored bit for bit after it was learned"]
     return made + [f"{name}: {text}" for name, text in row.get("misplaced", {}).items()]
 

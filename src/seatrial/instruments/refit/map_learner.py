@@ -48,7 +48,6 @@ class Saved:
                 self._storages[storage.data_ptr()] = (alias, _bytes(alias).to("cpu", copy=True))
 
     def restore(self) -> None:
-        """Put every tensor and every bit back, and prove it."""
         kept = {(id(table), key) for table, key, _, _ in self._entries}
         for table in self._tables:
             for key in [key for key, value in table.items() if _strided(value) and (id(table), key) not in kept]:

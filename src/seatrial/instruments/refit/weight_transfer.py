@@ -163,7 +163,6 @@ class Producer:
         return current
 
     def _chunks(self, current: Mapping[str, Any], draft: _Draft) -> Iterator[memoryview]:
-        """The body, tensor by tensor; the baseline follows."""
         for names in self._groups():
             yield from self._group(names, current, draft)
 
@@ -194,14 +193,8 @@ class Producer:
         for name, base, made, count, both in zip(names, bases, coded, changed, sums, strict=True):
             sparse = draft.transport == "sparse"
             chunks = payload.of_coded(made) if sparse else [payload.to_bytes(base)]
-            draft.add(
-                name,
-                base,
-                (fingerprint.from_sums(base, both), self.hashes[name] if sparse else None),
-                made.mode if sparse else "raw",
-                made.changed if count is None else count,
-                chunks,
-            )
+            hashes = fingerprint.from_sums(base, both), self.hashes[name] if sparse else None
+            draft.add(name, base, hashes, made.mode if sparse else "raw", made.changed if count is None else count, chunks)
             yield from chunks
 
     def _header(self, draft: _Draft, body: payload.Body) -> Header:

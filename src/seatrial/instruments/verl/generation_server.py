@@ -107,7 +107,6 @@ class Replica(RolloutReplica):  # type: ignore[misc]
     """Starts the server."""
 
     async def launch_servers(self) -> None:
-        """One server, named so that the adapter finds it."""
         name = SERVER.format(self.replica_rank)
         made = ray.remote(Server).options(name=name, num_cpus=0, max_concurrency=self.max_concurrency)
         handle = made.remote(self.model_config.path, self.config.dtype, self.config.response_length, self.config.seed)

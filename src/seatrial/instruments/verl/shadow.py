@@ -218,7 +218,6 @@ def _layout(path: Path, words: Sequence[str]) -> Any:
 
 
 def knobs(words: list[str], made: dict[str, Any], shadow: Any, settings: ShadowSettings) -> list[dict[str, Any]]:
-    """Each knob: configured, and whether this run proved it."""
     values = verl_settings.knob_values(words)
     estimator = "gae" if settings.estimator == "gae" else "grpo"
     rows = []

@@ -191,7 +191,6 @@ def sweep() -> None:
 
 
 def main() -> None:
-    """Run one phase of a level."""
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     arguments = parser().parse_args(words[:split])

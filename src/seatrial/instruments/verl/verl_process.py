@@ -40,19 +40,16 @@ def main_module(command: Sequence[str]) -> str:
 
 
 def current_fault() -> str:
-    """The fault to inject, or nothing."""
     return os.environ.get("SEATRIAL_FAULT", "")
 
 
 def before_step(engine: Any) -> None:
-    """Faults that act on the optimizer."""
     if current_fault() == "frozen" and engine.role == "actor":
         for group in (group for optimizer in engine.optimizers() for group in optimizer.param_groups):
             group["lr"] = 0.0
 
 
 def after_load(engine: Any) -> None:
-    """Faults that act on a checkpoint."""
     if current_fault() == "fresh-optimizer" and engine.optimizer is not None:
         for optimizer in engine.optimizers():
             optimizer.state.clear()
@@ -81,7 +78,6 @@ def record_directory() -> Path | None:
 
 
 def rewarded(row: int, text: str, reward: float) -> None:
-    """Record one call of the reward function."""
     place = record_directory()
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
