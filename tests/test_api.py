@@ -22,7 +22,7 @@ from seatrial import api, loops
 from seatrial.core.loop import Loop
 from seatrial.core.records import CheckResult, LevelResult, replace
 from seatrial.core.verdict import Boundary
-from seatrial.probes.refit_probe import ProbeInterrupted
+from seatrial.probes.probe_process import ProbeInterrupted
 from seatrial.runtime.interrupt import Interrupted
 from seatrial.trial import run_dir, runner
 from seatrial.trial.progress import Ended, Event, Running
@@ -327,7 +327,7 @@ def test_a_probe_that_was_interrupted_says_where_it_is(tmp_path: Path, monkeypat
 
     (tmp_path / "python").touch()
     for name, call in (("refit", seatrial.probe_refit), ("bridge", seatrial.probe_bridge)):
-        monkeypatch.setattr(f"seatrial.probes.{name}_probe.probe_{name}", stopped)
+        monkeypatch.setattr(f"seatrial.probes.{name}_run.probe_{name}", stopped)
         with pytest.raises(ProbeInterrupted) as caught:
             call(python=sys.executable, out=tmp_path / name)
         assert caught.value.directory == tmp_path / name

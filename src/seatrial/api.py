@@ -19,7 +19,7 @@ from seatrial.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from seatrial.bisect.find_commit import find_commit as bisect
-    from seatrial.checks.probe_refit import RefitProbe
+    from seatrial.checks.refit_judge import RefitProbe
     from seatrial.core import records
     from seatrial.core.config import Loaded
     from seatrial.core.records import CheckResult, LevelResult
@@ -352,7 +352,7 @@ def probe_refit(
     `tell` is called with lines on the progress, `tell_build` with those of an environment that is built. `command` is how the caller was
     called, for the record. Ctrl-C and SIGTERM raise a KeyboardInterrupt that has the `directory`.
     """
-    from seatrial.probes.refit_probe import RefitOptions, run_refit_probe
+    from seatrial.probes.refit_run import RefitOptions, run_refit_probe
 
     options = RefitOptions(
         model=None if model is None else str(model),
@@ -398,7 +398,7 @@ def probe_bridge(
 
     A card for a run of which there can be none is a UserError after the verdict was stored in `out`. The rest is as in `probe_refit`.
     """
-    from seatrial.probes.bridge_probe import BridgeOptions, run_bridge_probe
+    from seatrial.probes.bridge_run import BridgeOptions, run_bridge_probe
 
     options = BridgeOptions(
         change=_words(change),

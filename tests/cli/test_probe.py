@@ -15,7 +15,7 @@ import pytest
 
 from proving.run_facts import NAMES, clean, of
 from proving.tiny_weights import weights
-from seatrial.checks.probe_refit import TRANSPORTS, RefitRequest
+from seatrial.checks.refit_judge import TRANSPORTS, RefitRequest
 from seatrial.core.verdict import Verdict
 from seatrial.probes import refit_run
 from seatrial.probes.refit_run import RefitSetup, faults, probe_refit

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_driver import FOLDER, Stage, put
-from seatrial.instruments.nemo_rl import run_functional
+from seatrial.instruments.nemo_rl import run_functional, vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import DriverChild
 
 WAITS = 'echo waiting > $EXP_DIR/run.log; echo "in the script"; sleep 60'
@@ -126,7 +126,7 @@ def test_a_child_has_a_deadline(tmp_path: Path) -> None:
 def test_two_drivers_do_not_meet(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     put(stage.folder, {"run.log": "of the other"})
-    with (stage.checkout / ".git" / run_functional.LOCK).open("ab") as handle:
+    with (stage.checkout / ".git" / vendored_bridge.LOCK).open("ab") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         code, log = stage.run()
     assert code == 2

@@ -12,7 +12,7 @@ import pytest
 from loops.nemo_rl_checkout import Bench, as_repository, make_bench
 from seatrial.core.errors import BlockedError
 from seatrial.core.loop import Context
-from seatrial.instruments.nemo_rl import recover, vendored_bridge
+from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.loops import get_loop
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_preflight
 
@@ -51,11 +51,11 @@ def test_what_a_killed_run_left_blocks_the_next_one_until_it_is_restored(bench: 
     vendored_bridge.start_sync(bench.bridge, target, tmp_path / "kept", marker)
     (finding,) = [found for found in nemo_preflight.source_findings(bench.context(), bench.nemo_rl) if not found.ok]
     assert "still holds the Bridge of a run that was killed" in finding.message
-    assert finding.fix.endswith(f"-m seatrial.instruments.nemo_rl.recover {bench.nemo_rl}")
-    assert recover.main([str(bench.nemo_rl)]) == 0
+    assert finding.fix.endswith(f"-m seatrial.instruments.nemo_rl.vendored_bridge {bench.nemo_rl}")
+    assert vendored_bridge.main([str(bench.nemo_rl)]) == 0
     assert (target / nemo_checkout.BRIDGE / "provider.py").read_text() == "NAME = 'provider'\n"
     assert said(bench.context(), bench) == []
-    assert recover.main([str(tmp_path / "nowhere")]) == 2
+    assert vendored_bridge.main([str(tmp_path / "nowhere")]) == 2
 
 
 def test_helpers_without_a_makefile_are_said_with_the_command(bench: Bench) -> None:

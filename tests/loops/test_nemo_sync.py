@@ -116,7 +116,7 @@ def test_a_run_killed_halfway_is_restored_too(tmp_path: Path, monkeypatch: pytes
         vendored_bridge.start_sync(source, target, tmp_path / "killed", marker)
     monkeypatch.setattr(vendored_bridge, "_put", put_file)
     assert tree(target) != before
-    vendored_bridge.recover_tree(marker)
+    vendored_bridge.restore_tree(marker)
     assert tree(target) == before
 
 
@@ -211,6 +211,6 @@ def test_a_marker_whose_copies_are_gone_needs_a_person(tmp_path: Path) -> None:
     vendored_bridge.start_sync(source, target, tmp_path / "keep", marker)
     (tmp_path / "keep").rename(tmp_path / "deleted")
     with pytest.raises(Failed, match=r"is not in .*/keep any more: restore it by hand \(git -C") as caught:
-        vendored_bridge.recover_tree(marker)
+        vendored_bridge.restore_tree(marker)
     assert caught.value.code == 2
     assert marker.exists()

@@ -21,7 +21,7 @@ from seatrial.core.loop import Context
 from seatrial.core.records import RepoState
 from seatrial.evidence.imports import judge_imports, read_executed, read_imports, read_loaded, unused
 from seatrial.instruments import ray_imports
-from seatrial.instruments.nemo_rl import check_imports, nemo_process, run_functional
+from seatrial.instruments.nemo_rl import nemo_process, run_functional
 from seatrial.instruments.nemo_rl.nemo_process import process_kind, program
 from seatrial.loops.nemo_rl import nemo_checkout
 
@@ -212,11 +212,11 @@ def test_the_check_asks_a_worker_in_the_policys_environment(
     monkeypatch.setattr(ray_imports, "main", check)
     monkeypatch.setattr(nemo_process, "IMAGE", tmp_path / "image")
     monkeypatch.setenv("NEMO_RL_VENV_DIR", str(tmp_path / "my venvs"))
-    assert check_imports.main(["--checkout", str(tmp_path), "--claims", "{}"]) == 0
+    assert nemo_process.main(["--checkout", str(tmp_path), "--claims", "{}"]) == 0
     assert told.pop() == ["--claims", "{}", "--may-lack", "imports-driver,imports-worker"]
     assert "is not made yet" in capsys.readouterr().out
     put(tmp_path / "my venvs", {f"{nemo_process.POLICY}/bin/python": ""})
-    assert check_imports.main(["--checkout", str(tmp_path), "--claims", "{}"]) == 0
+    assert nemo_process.main(["--checkout", str(tmp_path), "--claims", "{}"]) == 0
     quoted = f"'{tmp_path / 'my venvs' / nemo_process.POLICY / 'bin' / 'python'}'"
     assert told.pop() == ["--claims", "{}", "--may-lack", "imports-driver", "--py-executable", quoted]
 
@@ -288,7 +288,7 @@ class RayStage(Stage):
         """The import check, as a phase of its own."""
         (self.level / "imports").mkdir()
         words = ["--out", str(self.level), "--phase-dir", str(self.level / "imports"), "--checkout", str(self.checkout)]
-        command = [str(self.python), "-m", check_imports.__name__, *words, "--packages", "nemo_rl,megatron.bridge", "--claims", "{}"]
+        command = [str(self.python), "-m", nemo_process.__name__, *words, "--packages", "nemo_rl,megatron.bridge", "--claims", "{}"]
         done = subprocess.run(command, env=self.environment(**self.variables()), capture_output=True, text=True, timeout=100, check=False)
         return done.returncode, done.stdout + done.stderr
 

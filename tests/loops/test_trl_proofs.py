@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks import probe_facts, refit_coverage, refit_judge, refit_weights
+from seatrial.checks import probe_facts, refit_judge, refit_weights
 from seatrial.core.records import CheckResult
 from seatrial.core.series import Metrics, Series
 from seatrial.loops import get_loop
@@ -375,10 +375,10 @@ REFITS: list[tuple[str, str, Callable[[World], None]]] = [
     ("refit", refit_weights.CONTROL, change("run", "refit", 2, stale_names=0)),
     ("refit", refit_weights.CONTROL, change("run", "refit", 2, stale_names=1)),
     ("refit", refit_weights.CONTROL, change("run", "refit", 2, stale_max_dlogp=None)),
-    ("refit", refit_judge.TRANSPORTS, change("run", "refit", 1, transport="full")),
-    ("refit", refit_judge.TRANSPORTS, change("run", "refit", 3, transport="packed")),
-    ("refit", refit_judge.TRANSPORTS, change("run", "refit", 2, kind="overwrite")),
-    ("refit", refit_judge.TRANSPORTS, change("run", "refit", 2, refused="truncated")),
+    ("refit", refit_judge.USED, change("run", "refit", 1, transport="full")),
+    ("refit", refit_judge.USED, change("run", "refit", 3, transport="packed")),
+    ("refit", refit_judge.USED, change("run", "refit", 2, kind="overwrite")),
+    ("refit", refit_judge.USED, change("run", "refit", 2, refused="truncated")),
     ("refit", refit_judge.WHOLE, change("run", "refit", 2, modes={"same": 2})),
     ("refit", refit_judge.WHOLE, change("run", "refit", 1, bytes=0)),
     ("refit", refit_judge.WHOLE, change("run", "refit", 1, elements=None)),
@@ -399,9 +399,9 @@ READ: list[tuple[str, str, Callable[[World], None]]] = [
     ("refit", refit_judge.VERSIONS, change("run", "refit", 2, incarnation="8-1")),
     ("refit", refit_judge.VERSIONS, change("run", "version", 2, incarnation="8-1")),
     ("refit", refit_judge.VERSIONS, change("run", "version", 2, version=2)),
-    ("refit", refit_coverage.METHODS, change("run", "refit", 1, methods={"read": 1})),
-    ("refit", refit_coverage.METHODS, change("run", "refit", 1, methods={"guess": 2})),
-    ("refit", refit_coverage.METHODS, change("run", "refit", 2, methods={})),
+    ("refit", refit_weights.METHODS, change("run", "refit", 1, methods={"read": 1})),
+    ("refit", refit_weights.METHODS, change("run", "refit", 1, methods={"guess": 2})),
+    ("refit", refit_weights.METHODS, change("run", "refit", 2, methods={})),
     ("refit", RESTORED, change("run", "map", restored=False)),
     ("refit", RESTORED, change("run", "map", elements=0)),
     ("refit", RESTORED, change("run", "map", replica="1")),
@@ -557,5 +557,5 @@ def test_a_first_refit_that_was_refused_is_a_missed_proof(tmp_path: Path) -> Non
     first = next(place for place, row in enumerate(world["run"]) if kind(row) == "refit")
     del world["run"][first + 1 :]
     change("run", "refit", 0, refused="truncated", committed=False, consumed=None, touched_names=0)(world)
-    wanted = {refit_weights.REFUSED, refit_weights.REFITS, refit_weights.EQUAL, refit_judge.TRANSPORTS}
+    wanted = {refit_weights.REFUSED, refit_weights.REFITS, refit_weights.EQUAL, refit_judge.USED}
     assert wanted <= set(missed(prove(tmp_path, "refit", world, series)))

@@ -17,7 +17,7 @@ from seatrial.core.loop import Context, Phase
 from seatrial.core.records import Finding, RepoState
 from seatrial.core.series import Metrics, Series
 from seatrial.core.specs import Level
-from seatrial.instruments.verl import reward, train
+from seatrial.instruments.verl import train, verl_process
 from seatrial.instruments.verl import train as gains
 from seatrial.instruments.verl.verl_process import FAULTS
 from seatrial.loops import get_loop
@@ -81,8 +81,8 @@ def test_megatron_is_the_engine_unless_another_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("strategy", "engine", "modules"),
     [
-        ("megatron", "megatron_engine", ["megatron_on_cpu", "cpu_platform", "plugin"]),
-        ("fsdp2", "fsdp_engine", ["without_megatron", "cpu_platform", "plugin"]),
+        ("megatron", "megatron_engine", ["megatron_on_cpu", "cpu_platform"]),
+        ("fsdp2", "fsdp_engine", ["without_megatron", "cpu_platform"]),
     ],
 )
 def test_megatron_is_made_to_run_or_hidden_before_all_else(strategy: str, engine: str, modules: list[str]) -> None:
@@ -222,7 +222,7 @@ def test_options_of_the_gpu_side_are_refused() -> None:
 
 def test_what_the_import_check_needs_is_staged_with_it(tmp_path: Path) -> None:
     place = cpu_runs._staged(tmp_path)
-    code = "import seatrial.instruments.megatron.import_patches, seatrial.instruments.verl.import_check as check; print(check.__file__)"
+    code = "import seatrial.instruments.megatron.import_patches, seatrial.instruments.verl.verl_process as check; print(check.__file__)"
     done = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(place)}, capture_output=True, text=True, check=False)
     assert done.stdout.strip().startswith(str(place)), done.stderr
 
@@ -235,7 +235,8 @@ def no_shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "instruments" / "megatron").mkdir()
     for file in ("__init__", "megatron_on_cpu", "without_megatron"):
         (drive / f"{file}.py").touch()
-    (drive / "import_check.py").write_bytes((DRIVE_DIRECTORY / "import_check.py").read_bytes())
+    for file in ("verl/verl_process.py", "facts.py"):
+        (drive.parent / file).write_bytes((DRIVE_DIRECTORY.parent / file).read_bytes())
     monkeypatch.setattr(cpu_runs, "INSTRUMENTS", drive.parent)
 
 
@@ -343,19 +344,19 @@ def test_gains_of_other_prompts_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "score"), [("", 0.0), ("bd", 1.0), ("abcd", 0.5), ("\U0001f600", 1.0)])
 def test_the_reward_is_the_share_of_even_characters(text: str, score: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEATRIAL_FACTS", str(tmp_path / "facts.jsonl"))
-    assert reward.compute_score(data_source="train", solution_str=text, ground_truth="x", extra_info={}) == score
+    assert verl_process.compute_score(data_source="train", solution_str=text, ground_truth="x", extra_info={}) == score
     assert json.loads((tmp_path / "facts.jsonl").read_text(encoding="utf-8")) == {"fact": "reward", "split": "train", "score": score}
 
 
 def test_faults_of_the_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEATRIAL_FACTS", str(tmp_path / "facts.jsonl"))
     monkeypatch.setenv("SEATRIAL_FAULT", "constant-reward")
-    assert {reward.compute_score("train", text, "x") for text in ("", "a", "b")} == {0.5}
+    assert {verl_process.compute_score("train", text, "x") for text in ("", "a", "b")} == {0.5}
     monkeypatch.setenv("SEATRIAL_FAULT", "reward-raises")
     failed = 0
     for number in range(30):
         try:
-            reward.compute_score("train", "b", f"prompt {number}")
+            verl_process.compute_score("train", "b", f"prompt {number}")
         except RuntimeError:
             failed += 1
     assert 0 < failed < 30

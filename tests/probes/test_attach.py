@@ -16,7 +16,7 @@ import pytest
 from probes.world import SOURCE
 from seatrial.instruments.engines import attach
 from seatrial.instruments.engines.recorder import RefitRecorder
-from seatrial.instruments.nemo_rl import start as nemo_start
+from seatrial.instruments.nemo_rl.run_functional import START
 from seatrial.instruments.refit import agreement
 
 STANDINS = Path(__file__).parent / "standins"
@@ -53,7 +53,7 @@ def test_verl_starts_it_with_the_import_witness(tmp_path: Path) -> None:
 
 def test_nemo_rl_starts_it_as_an_interpreter_starts(tmp_path: Path) -> None:
     facts = tmp_path / "facts.jsonl"
-    done = run(NEMO + SAY, [Path(str(nemo_start.__file__)).parent, STANDINS], SEATRIAL_REFIT_FACTS=str(facts))
+    done = run(NEMO + SAY, [START, STANDINS], SEATRIAL_REFIT_FACTS=str(facts))
     assert (done.returncode, done.stderr) == (0, "")
     generator, policy = rows(facts, "attached")
     assert (generator["owner"], generator["stream"], generator["missing"]) == ("VllmInternalWorkerExtension", "_load_weights", [])
@@ -62,7 +62,7 @@ def test_nemo_rl_starts_it_as_an_interpreter_starts(tmp_path: Path) -> None:
 
 
 def test_without_the_variable_nothing_happens(tmp_path: Path) -> None:
-    done = run(NEMO + SAY, [Path(str(nemo_start.__file__)).parent, STANDINS])
+    done = run(NEMO + SAY, [START, STANDINS])
     assert (done.stdout, done.stderr) == ("nemo_rl.models.generation.vllm.vllm_backend False\n", "")
     assert list(tmp_path.iterdir()) == []
     assert attach.start({}, "verl") is None

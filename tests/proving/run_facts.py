@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seatrial.checks.probe_facts import Facts, Row
-from seatrial.checks.probe_refit import TRANSPORTS, JudgedRefitProbe, RefitRequest
+from seatrial.checks.refit_judge import TRANSPORTS, JudgedRefitProbe, RefitRequest
 
 NAMES = ("model.embed.weight", "model.layers.0.q.weight", "model.layers.1.q.weight", "model.layers.2.q.weight", "model.norm.weight")
 REPLICAS = ("0", "1")

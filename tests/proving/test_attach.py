@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from proving.tiny_weights import weights
-from seatrial.checks.probe_refit import JudgedRefitProbe, RefitProbe, RefitRequest
+from seatrial.checks.refit_judge import JudgedRefitProbe, RefitProbe, RefitRequest
 from seatrial.core.errors import BlockedError
 from seatrial.core.verdict import Verdict
 from seatrial.probes.refit_run import _why, ask_server, judge_attached, refit_summary

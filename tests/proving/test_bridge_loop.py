@@ -14,7 +14,7 @@ import pytest
 from seatrial.checks.bridge import CHANCE, chance, judge_loop
 from seatrial.checks.bridge_rungs import RungJudgement
 from seatrial.checks.probe_facts import Row
-from seatrial.checks.probe_refit import TRANSPORTS
+from seatrial.checks.refit_judge import TRANSPORTS
 from seatrial.instruments.bridge.rungs import Missing, Rank
 from seatrial.instruments.bridge.rungs_loop import chosen, experts_of, reward
 
@@ -63,7 +63,7 @@ def _flat(seed: int) -> list[list[float]]:
 
 def _clean() -> list[Row]:
     """The facts of a good run."""
-    setup = {"engine": "transformers", "note": "", "steps": STEPS, "rate": 0.005, "dtype": "float32", "experts": 0}
+    setup = {"engine": "transformers", "steps": STEPS, "rate": 0.005, "dtype": "float32", "experts": 0}
     rising = [[0.1 + 0.04 * step, 0.12 + 0.04 * step] for step in range(STEPS)]
     refits: list[Row] = [{"step": STEPS + 1 + n, "changed": 0 if n else 640, "wrong_names": [], "refused": None} for n in range(STEPS + 1)]
     stale = [{"value": 1.8 + step, "p50": 1.7 + step} for step in range(STEPS)]
@@ -224,14 +224,14 @@ def test_an_infinite_control_is_seen_and_a_floor_is_of_its_device() -> None:
 
 def test_experts_are_judged_by_their_median_and_what_is_not_shown_is_said() -> None:
     def outlier(facts: dict[str, Any]) -> None:
-        facts["setup"].update(experts=4, note="transformers generated instead")
+        facts["setup"].update(experts=4)
         facts["learn"]["unmoved"][2] = {"count": 1, "names": ["experts.3"]}
         of(facts, "mismatch", step=9).update(value=1.003, max_sequence=1.04, max_abs=0.4, p99=1.04)
 
     found = judged(outlier)
     assert missed(found) == {}
     told = " ".join(found.limitations)
-    assert all(text in told for text in ("median", "1 steps left some parameter", "transformers generated instead"))
+    assert all(text in told for text in ("median", "1 steps left some parameter"))
 
     def idle(facts: dict[str, Any]) -> None:
         facts["learn"]["unmoved"] = [{"count": 1, "names": ["experts.3"]}] * STEPS
@@ -263,9 +263,9 @@ def test_vllm_generates_where_it_refits_all_weights() -> None:
     experts = SimpleNamespace(tie_word_embeddings=False, num_local_experts=4)
     assert experts_of(dense) == 0
     assert experts_of(experts) == 4
-    assert chosen(_rank("cpu"), dense) == ("transformers", "")
-    assert chosen(_rank("cuda"), tied) == ("vllm", "")
-    assert chosen(_rank("cpu", engine="vllm"), dense) == ("vllm", "")
+    assert chosen(_rank("cpu"), dense) == "transformers"
+    assert chosen(_rank("cuda"), tied) == "vllm"
+    assert chosen(_rank("cpu", engine="vllm"), dense) == "vllm"
     for config in (tied, experts):
         with pytest.raises(Missing, match="vLLM that refits"):
             chosen(_rank("cpu", engine="vllm"), config)

@@ -12,8 +12,6 @@ from seatrial.checks.bridge_rungs import RungJudgement
 from seatrial.checks.bridge_training import judge_checkpoint, judge_lora, judge_optimizer, judge_policy
 from seatrial.checks.probe_facts import Row
 from seatrial.core.verdict import Boundary
-from seatrial.instruments.bridge.faults import TRAINING_FAULTS
-from seatrial.instruments.bridge.rungs import TABLE
 from seatrial.instruments.bridge.rungs_training import PLACEMENTS
 
 NONE: Row = {"count": 0, "first": []}
@@ -268,11 +266,3 @@ def test_packed_expert_adapters_are_a_limitation() -> None:
     rows[6]["bare"] = {"count": 12, "first": ["mlp.down_proj.lora_A.weight"]}
     assert "bare" in judge_lora(rows, "cpu").limitations[1]
     assert not missed("lora", rows)
-
-
-def test_faults_name_rungs_that_are_there() -> None:
-    assert len(TRAINING_FAULTS) >= 6
-    for fault in TRAINING_FAULTS.values():
-        assert fault.rungs
-        assert set(fault.rungs) <= set(CASES) <= set(TABLE)
-        assert fault.named

@@ -13,7 +13,7 @@ from seatrial.checks.bridge_rungs import RungJudge, RungJudgement
 from seatrial.checks.probe_facts import Row
 from seatrial.core.verdict import Boundary
 from seatrial.instruments.bridge import rungs_weights
-from seatrial.instruments.bridge.faults_model import WEIGHT_FAULTS
+from seatrial.instruments.bridge.faults import FAULTS
 from seatrial.instruments.bridge.rungs import TABLE
 from seatrial.instruments.megatron import shims
 from seatrial.instruments.megatron import shims as local_names
@@ -268,7 +268,6 @@ def test_mapping_holds_a_name_against_every_pattern() -> None:
         "_Mapping to zero",
     ]
     assert rungs_weights._matching("xlayers.0.w", registry) == []
-    assert rungs_weights._unused(registry, {"layers.0.w": []}) == ["layers.*.b"]
 
 
 def test_mapping_counts_the_experts_of_one_tensor_once() -> None:
@@ -311,8 +310,8 @@ def test_a_local_norm_keeps_the_class_of_the_familys_mapping(monkeypatch: pytest
 
 
 def test_every_fault_names_rungs_of_the_ladder() -> None:
-    assert len(WEIGHT_FAULTS) >= 12
-    for fault in WEIGHT_FAULTS.values():
+    assert len(FAULTS) >= 50
+    for fault in FAULTS.values():
         assert fault.rungs
         assert set(fault.rungs) <= set(TABLE)
         assert fault.named

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks import refit_coverage, refit_judge, refit_weights
+from seatrial.checks import refit_judge, refit_weights
 from seatrial.checks.probe_facts import Facts, Row
-from seatrial.checks.probe_refit import RefitRequest, judge_refit_probe
-from seatrial.checks.refit_judge import MISMATCH, STAMPED, VERSIONS, WHOLE
+from seatrial.checks.refit_judge import MISMATCH, STAMPED, VERSIONS, WHOLE, RefitRequest, judge_refit_probe
 from seatrial.checks.refit_weights import BASE, COMMITTED, REFUSED
 from seatrial.core.series import Damage
 from seatrial.core.verdict import Boundary, Verdict
@@ -96,8 +95,8 @@ FALSE: dict[str, tuple[Falsify, str]] = {
     "no names": (change("refit", LAST, names=0, methods={}), refit_weights.EQUAL),
     "another arrival": (change("hashes", {"side": "received", "version": 2, "replica": "0"}, hashes={}), ARRIVED),
     "nothing known to be sent": (drop("hashes", side="sent", version=2), ARRIVED),
-    "a name without a method": (change("refit", LAST, methods={"read": 4}), refit_coverage.METHODS),
-    "an unknown method": (change("refit", LAST, methods={"guess": 5}), refit_coverage.METHODS),
+    "a name without a method": (change("refit", LAST, methods={"read": 4}), refit_weights.METHODS),
+    "an unknown method": (change("refit", LAST, methods={"guess": 5}), refit_weights.METHODS),
     "stale weights not seen": (change("refit", LAST, stale_names=0), refit_weights.CONTROL),
     "a refit that touches nothing": (change("refit", LAST, touched_names=0), refit_weights.CONTROL),
     "stale log-probabilities not compared": (change("refit", LAST, stale_max_dlogp=None), refit_weights.CONTROL),
@@ -105,29 +104,29 @@ FALSE: dict[str, tuple[Falsify, str]] = {
     "a wrong base for the next delta": (change("refit", LAST, committed=False), COMMITTED),
     "a commit that nobody told of": (change("refit", LAST, committed=None), COMMITTED),
     "a refused payload as base": (change("refit", LAST, refused="truncated", committed=True), COMMITTED),
-    "no map": (drop("map", replica="1"), refit_coverage.MAPPED),
-    "an empty map": (change("map", {"replica": "1"}, elements=0), refit_coverage.MAPPED),
-    "weights not restored": (change("map", {"replica": "1"}, restored=False), refit_coverage.MAPPED),
+    "no map": (drop("map", replica="1"), refit_weights.MAPPED),
+    "an empty map": (change("map", {"replica": "1"}, elements=0), refit_weights.MAPPED),
+    "weights not restored": (change("map", {"replica": "1"}, restored=False), refit_weights.MAPPED),
     "swapped slots": (change("map", {"replica": "1"}, misplaced={"qkv": "its slots are out of order"}), PLACED),
     "no coverage": (drop("coverage", replica="1"), CLASSIFIED),
     "two classes": (change("coverage", {"replica": "1"}, derived={NAMES[0]: "x"}), CLASSIFIED),
     "nothing written": (change("coverage", {"replica": "1"}, written=[], opaque={}), CLASSIFIED),
-    "an unconsumed name": (change("coverage", {"replica": "1"}, unconsumed={"mtp.weight": 12}), refit_coverage.CONSUMED),
-    "an unwritten tensor": (change("coverage", {"replica": "1"}, unwritten={NAMES[1]: 3}), refit_coverage.UNWRITTEN),
-    "an idle parameter": (change("coverage", {"replica": "1"}, idle=["rope.inv_freq"]), refit_coverage.UNWRITTEN),
-    "padding of another size": (change("coverage", {"replica": "1"}, unwritten={NAMES[0]: 65}), refit_coverage.UNWRITTEN),
+    "an unconsumed name": (change("coverage", {"replica": "1"}, unconsumed={"mtp.weight": 12}), refit_weights.CONSUMED),
+    "an unwritten tensor": (change("coverage", {"replica": "1"}, unwritten={NAMES[1]: 3}), refit_weights.UNWRITTEN),
+    "an idle parameter": (change("coverage", {"replica": "1"}, idle=["rope.inv_freq"]), refit_weights.UNWRITTEN),
+    "padding of another size": (change("coverage", {"replica": "1"}, unwritten={NAMES[0]: 65}), refit_weights.UNWRITTEN),
     "padding that changed": (
         change("coverage", {"replica": "1"}, padding={NAMES[0]: {"elements": 64, "constant": False}}),
-        refit_coverage.UNWRITTEN,
+        refit_weights.UNWRITTEN,
     ),
     "a tensor that moved": (
         change("coverage", {"replica": "1"}, derived={}, moved={"rope.cos": "its bits changed with load 2"}, unwritten={NAMES[0]: 64}),
-        refit_coverage.MOVED,
+        refit_weights.MOVED,
     ),
-    "a tensor that is derived without a reason": (change("coverage", {"replica": "1"}, recomputed=[]), refit_coverage.MOVED),
-    "a buffer that is not exported": (change("coverage", {"replica": "1"}, unexported=["rope.inv_freq"]), refit_coverage.UNEXPORTED),
-    "a policy that nobody watched": (change("coverage", {"replica": "1"}, unexported=None), refit_coverage.UNEXPORTED),
-    "a tensor that no method proves": (change("refit", LAST, unproven=["rope.cos"]), refit_coverage.METHODS),
+    "a tensor that is derived without a reason": (change("coverage", {"replica": "1"}, recomputed=[]), refit_weights.MOVED),
+    "a buffer that is not exported": (change("coverage", {"replica": "1"}, unexported=["rope.inv_freq"]), refit_weights.UNEXPORTED),
+    "a policy that nobody watched": (change("coverage", {"replica": "1"}, unexported=None), refit_weights.UNEXPORTED),
+    "a tensor that no method proves": (change("refit", LAST, unproven=["rope.cos"]), refit_weights.METHODS),
     "no versions": (drop("version"), VERSIONS),
     "a version not reported": (drop("version", replica="1", version=3), VERSIONS),
     "a version that falls": (change("version", {"replica": "1", "version": 4}, version=1), VERSIONS),
@@ -164,7 +163,7 @@ def test_each_check_can_fail(what: str) -> None:
 
 def test_every_check_is_falsified_somewhere() -> None:
     names = {check.name for check in judge_refit_probe(facts(clean()), DRIVER).checks}
-    elsewhere = {"the run came to its end", refit_judge.TRANSPORTS, refit_coverage.OPAQUE}
+    elsewhere = {"the run came to its end", refit_judge.USED, refit_weights.OPAQUE}
     assert names == {expected for _, expected in FALSE.values()} | elsewhere
 
 
@@ -178,10 +177,10 @@ def test_damage_and_a_bad_end_are_missed_proofs() -> None:
 def test_hooks_need_not_watch_the_policy_but_what_they_say_counts() -> None:
     rows = hooked()
     judged = judge_refit_probe(facts(rows), FOREIGN)
-    assert refit_coverage.UNEXPORTED not in {check.name for check in judged.checks}
+    assert refit_weights.UNEXPORTED not in {check.name for check in judged.checks}
     assert any("the export stream was taken for the policy" in text for text in judged.limitations)
     of(rows, "coverage")[0]["unexported"] = ["table"]
-    assert refit_coverage.UNEXPORTED in missed(judge_refit_probe(facts(rows), FOREIGN))
+    assert refit_weights.UNEXPORTED in missed(judge_refit_probe(facts(rows), FOREIGN))
 
 
 def test_hooks_may_cover_every_refit_and_each_row_counts() -> None:
@@ -189,16 +188,16 @@ def test_hooks_may_cover_every_refit_and_each_row_counts() -> None:
     rows += [dict(row) for row in of(rows, "coverage")]
     assert judge_refit_probe(facts(rows), FOREIGN).verdict is Verdict.PASS
     of(rows, "coverage")[0]["padding"] = {NAMES[0]: {"elements": 64, "constant": False}}
-    assert refit_coverage.UNWRITTEN in missed(judge_refit_probe(facts(rows), FOREIGN))
+    assert refit_weights.UNWRITTEN in missed(judge_refit_probe(facts(rows), FOREIGN))
 
 
 def test_an_opaque_tensor_needs_the_hashes_of_what_was_sent() -> None:
     rows = clean()
     for row in of(rows, "coverage"):
         row["opaque"] = {NAMES[1]: "quantised"}
-    assert refit_coverage.OPAQUE not in missed(judge_refit_probe(facts(rows), DRIVER))
+    assert refit_weights.OPAQUE not in missed(judge_refit_probe(facts(rows), DRIVER))
     drop("hashes", side="sent")(rows)
-    assert refit_coverage.OPAQUE in missed(judge_refit_probe(facts(rows), DRIVER))
+    assert refit_weights.OPAQUE in missed(judge_refit_probe(facts(rows), DRIVER))
 
 
 def test_what_is_not_finite_and_what_was_compared_with_nothing_is_said() -> None:
@@ -266,7 +265,7 @@ def test_a_loop_may_send_by_a_transport_of_its_own() -> None:
     change("refit", {}, transport="trl", kind="sync", changed=None, elements=None)(rows)
     own = refit_judge.Expected(STEPS + 1, ("trl",), driven=True)
     assert [check.name for check in refit_judge.judge_refits(facts(rows), own).checks if not check.passed] == []
-    assert {WHOLE, refit_judge.TRANSPORTS} <= missed(judge_refit_probe(facts(rows), DRIVER)), "only where it was asked for"
+    assert {WHOLE, refit_judge.USED} <= missed(judge_refit_probe(facts(rows), DRIVER)), "only where it was asked for"
 
 
 def test_a_map_that_refused_every_name_is_blocked() -> None:
@@ -286,7 +285,7 @@ def test_a_name_outside_the_map_must_be_proven_otherwise() -> None:
     assert judged.verdict is Verdict.PASS
     assert any("packed away" in text for text in judged.limitations)
     change("refit", LAST, methods={"read": 4})(rows)
-    assert refit_coverage.OPAQUE in missed(judge_refit_probe(facts(rows), DRIVER))
+    assert refit_weights.OPAQUE in missed(judge_refit_probe(facts(rows), DRIVER))
 
 
 def test_outputs_compared_instead_of_bits_are_said() -> None:
@@ -331,7 +330,7 @@ def test_facts_of_another_framework_may_lack_what_hooks_cannot_see() -> None:
     assert any("hold those seen (0, 1)" in text for text in judged.limitations)
     assert missed(judge_refit_probe(facts(rows), DRIVER)) > {BASE, STAMPED, MISMATCH}
     unknown = [row for row in rows if row["fact"] != "attached"]
-    excused = {BASE, COMMITTED, STAMPED, MISMATCH, WHOLE, refit_weights.CONTROL, refit_coverage.UNEXPORTED}
+    excused = {BASE, COMMITTED, STAMPED, MISMATCH, WHOLE, refit_weights.CONTROL, refit_weights.UNEXPORTED}
     assert missed(judge_refit_probe(facts(unknown), FOREIGN)) == excused, "without a trace of hooks nothing is excused"
     change("refit", LAST, wrong_names=[NAMES[1]])(rows)
     assert judge_refit_probe(facts(rows), FOREIGN).verdict is Verdict.FAIL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.checks.probe_refit import judge_refit_probe
+from seatrial.checks.refit_judge import judge_refit_probe
 from seatrial.checks.refit_weights import SeenWeights, differing_tensors, looks_like
 from seatrial.core.verdict import Verdict
 

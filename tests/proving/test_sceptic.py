@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks.probe_facts import Row, read_facts
-from seatrial.checks.probe_refit import RefitProbe, RefitRequest, judge_refit_probe
+from seatrial.checks.refit_judge import RefitProbe, RefitRequest, judge_refit_probe
 from seatrial.core.verdict import Verdict
 from seatrial.probes.refit_run import refit_summary, refit_table
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from real.fused import Rank, Shape, Weights
-from seatrial.instruments.refit.coordinate_map import bits
+from seatrial.instruments.refit.map_learner import bits
 
 TIED = ("model.embed_tokens.weight", "lm_head.weight")
 

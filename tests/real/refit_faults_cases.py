@@ -18,12 +18,13 @@ import torch
 
 from real import fused
 from real.fused import Rank, Shape, Weights
+from real.plain import quantized, unconsumed
 from real.refit_fault_kinds import KINDS
 from real.refit_peers import Scene, SelfCompare, seen
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
 from seatrial.instruments.refit.agreement import Ledger
-from seatrial.instruments.refit.coordinate_map import bits
+from seatrial.instruments.refit.map_learner import bits
 from seatrial.instruments.refit.payload_header import RefitRefused
 from seatrial.instruments.refit.weight_transfer import Consumer, Producer
 
@@ -65,9 +66,7 @@ def refit(
             rank.load_weights(export.items())
     said += wrong(ranks, maps, export)
     said += [f"{name} changes and is not exported" for name in tensor_coverage.unexported(states, export)]
-    said += [
-        f"{name}: {count} elements are consumed by no rank" for name, count in tensor_coverage.unconsumed(maps).items() if "mtp" not in name
-    ]
+    said += [f"{name}: {count} elements are consumed by no rank" for name, count in unconsumed(maps).items() if "mtp" not in name]
     for rank, each, watch in zip(ranks, maps, watches, strict=True):
         said += [f"{name}: {reason}" for name, reason in tensor_coverage.misplaced(each).items()]
         found = tensor_coverage.classify(rank, each, watch.touched, watch.moved)
@@ -92,9 +91,7 @@ def transformed(rank: Rank, export: Weights) -> list[str]:
             expected[name], expected[f"{name}_scale"] = fused.quantise(rank.shard(export[name], 1))
         elif name.endswith(".ssm.A"):
             expected[name] = -torch.exp(export[f"{name}_log"].float())
-    return [
-        f"{name}: {bad.count} of {bad.total} transformed elements are wrong" for name, bad in map_learner.quantized(rank, expected).items()
-    ]
+    return [f"{name}: {bad.count} of {bad.total} transformed elements are wrong" for name, bad in quantized(rank, expected).items()]
 
 
 def refused(call: Callable[[], object]) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from real import fused
-from real.plain import Pairs, Plain, change_a, learned, raised
+from real.plain import Pairs, Plain, change_a, learned, quantized, raised, runs, unconsumed
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
 from seatrial.instruments.refit.map_learner import NotRestored, Saved
@@ -29,8 +29,8 @@ def case_every_dtype_maps_and_compares_element_for_element() -> None:
         ranks, weights = loaded(fused.Shape(dtype=dtype))
         maps = [learned(rank, weights) for rank in ranks]
         assert [each.compare(rank, weights) for each, rank in zip(maps, ranks, strict=True)] == [{}, {}]
-        run = maps[1].runs["model.layers.0.self_attn.qkv_proj.weight"][1]
-        assert run == map_learner.Run("model.layers.0.self_attn.k_proj.weight", 512, 512, 512)
+        run = runs(maps[1], "model.layers.0.self_attn.qkv_proj.weight")[1]
+        assert run == ("model.layers.0.self_attn.k_proj.weight", 512, 512, 512)
         assert torch.equal(maps[0].gather(ranks[0], "model.norm.weight"), weights["model.norm.weight"])
         assert maps[0].gather(ranks[0], "model.layers.0.self_attn.q_proj.weight") is None
         key = "model.layers.2.mlp.experts.3.down_proj.weight"
@@ -66,7 +66,7 @@ def case_coverage_of_the_stand_in() -> None:
     assert set(found[0].derived) == {f"model.layers.{i}.{n}" for i in range(3) for n in ("ssm.A", "self_attn.rotary.inv_freq")}
     assert found[0].constant == ()
     assert found[0].shared == {}
-    assert tensor_coverage.unconsumed(maps) == {"mtp.fc.weight": 1024}
+    assert unconsumed(maps) == {"mtp.fc.weight": 1024}
     assert tensor_coverage.misplaced(maps[0]) == tensor_coverage.misplaced(maps[1]) == {}
     assert tensor_coverage.never_changed(watches[0].history) == [f"model.layers.{i}.self_attn.rotary.inv_freq" for i in range(3)]
     assert maps[0].opaque["model.layers.0.ssm.A_log"] == "it comes back changed, in model.layers.0.ssm.A"
@@ -207,10 +207,10 @@ def case_fp8_is_refused_by_the_map_and_compared_quantised() -> None:
     assert key not in each.tables
     bits, scale = fused.quantise(weights[key].chunk(2, 1)[0])
     expected = {key: bits, f"{key}_scale": scale}
-    assert map_learner.quantized(ranks[0], expected) == {}
+    assert quantized(ranks[0], expected) == {}
     ranks[0].get_parameter(f"{key}_scale").fill_(1.0)
-    assert map_learner.quantized(ranks[0], expected) == {f"{key}_scale": map_learner.Wrong(1, 0, 1)}
-    assert map_learner.quantized(ranks[0], {"gone_scale": scale}) == {"gone_scale": map_learner.Wrong(1, 0, 1)}
+    assert quantized(ranks[0], expected) == {f"{key}_scale": map_learner.Wrong(1, 0, 1)}
+    assert quantized(ranks[0], {"gone_scale": scale}) == {"gone_scale": map_learner.Wrong(1, 0, 1)}
 
 
 def case_casts_are_said_and_compared_after_the_cast() -> None:
@@ -238,7 +238,7 @@ def case_meta_empty_and_integers() -> None:
 
     export = {"a": torch.zeros(0, 4), "b": torch.empty(4, device="meta"), "n": torch.zeros(4, dtype=torch.int64)}
     each = learned(module, export, through)
-    assert [run.export_start for run in each.runs["b"]] == [1, 0, 3, 2] == [run.export_start for run in each.runs["n"]]
+    assert [start for _, start, *_ in runs(each, "b")] == [1, 0, 3, 2] == [start for _, start, *_ in runs(each, "n")]
     assert each.unwritten == {"places": 4}
     assert each.gather(module, "a").shape == (0, 4)
     assert tensor_coverage.classify(module, each, {}).constant == ("a", "places")

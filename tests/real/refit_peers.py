@@ -16,7 +16,7 @@ from real import fused
 from real.fused import Rank, Weights
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import agreement
-from seatrial.instruments.refit.coordinate_map import bits
+from seatrial.instruments.refit.map_learner import bits
 
 
 class SelfCompare(TorchDispatchMode):  # type: ignore[misc]

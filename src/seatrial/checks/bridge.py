@@ -1,16 +1,13 @@
 """`JUDGES`: the judge of every rung; and the judge of the closed loop: learning reached the generator, bit for bit, and nothing else
 explains the reward.
 
-- The refits are judged by the judge of the refit probe, on the very rows that its loop wrote.
-- Between policy and export no hash can be compared: the last export, imported again, must be the policy; and at every step that moved
-  every parameter, every exported tensor must have moved.
-- `token_mult_prob_error` has a limit of its own run: a multiple of what was measured at step 0, where both sides hold the same bits, and at
-  least what rounding was seen to do to this dtype. A floor that is itself too high fails: a wrong model would raise its own limit.
-  The limit must see every step of the run that was never refitted. For experts the median over sequences counts: near-ties of the router
-  give single outliers (facts/h200.md).
-- Reward: the means of the steps in the second half, against those in the first half and those of each control, by the exact rank test.
-  A step counts once, not each of its samples: a server may draw all samples of a step from one seed, and then they rise and fall
-  together (measured with vLLM: 8 to 13 times the variance of independent samples).
+- The refits are judged by the judge of the refit probe. Between policy and export no hash can be compared: the last export, imported
+  again, must be the policy; and at every step that moved every parameter, every exported tensor must have moved.
+- `token_mult_prob_error` has a limit of its own run: a multiple of what was measured at step 0, where both sides hold the same bits. A
+  floor that is itself too high fails, and the limit must see every step of the run that was never refitted. For experts the median over
+  sequences counts: near-ties of the router give single outliers (facts/h200.md).
+- Reward: an exact rank test over the means of steps. A step counts once, not each of its samples: a server may draw all samples of a step
+  from one seed (measured with vLLM: 8 to 13 times the variance of independent samples).
 """
 
 from __future__ import annotations
@@ -29,8 +26,8 @@ from seatrial.checks import bridge_rungs, bridge_training
 from seatrial.checks.bridge_rungs import RungJudge, RungJudgement
 from seatrial.checks.probe_facts import Facts, proof
 from seatrial.checks.probe_facts import Row as Fact
-from seatrial.checks.probe_refit import TRANSPORTS, RefitRequest, judge_refit_probe
 from seatrial.checks.refit_facts import Count, Mismatch, Number, Rows, TypedRow, Word, sent_versions, typed
+from seatrial.checks.refit_judge import TRANSPORTS, RefitRequest, judge_refit_probe
 from seatrial.core.records import CheckResult
 from seatrial.core.verdict import Boundary, Verdict
 
@@ -39,7 +36,6 @@ class LoopSetup(TypedRow):
     """What ran."""
 
     engine: Word
-    note: str
     steps: Count
     dtype: Word
     experts: Count
@@ -162,7 +158,6 @@ MOST = 0.05
 
 
 def judge_loop(rows: Sequence[Fact], device: str) -> RungJudgement:
-    """What the facts of the rung `loop` prove."""
     facts = Facts(tuple(rows))
     try:
         run = read_loop_facts(facts, device)
@@ -187,7 +182,6 @@ def judge_loop(rows: Sequence[Fact], device: str) -> RungJudgement:
 
 
 def _moved(run: LoopFacts) -> CheckResult:
-    """The optimizer changed the Megatron model at every step."""
     idle = [step for step, left in enumerate(run.learn.unmoved, 1) if left.count >= run.reimport.parameters]
     said = f"step {idle[0]} left every parameter as it was: {', '.join(run.learn.unmoved[idle[0] - 1].names[:3])}" if idle else ""
     value = f"{run.setup.steps - len(idle)} of {run.setup.steps} steps"
@@ -231,31 +225,19 @@ def _mismatch(run: LoopFacts) -> list[CheckResult]:
     unseen = [step for step, row in enumerate(run.no_refit.mismatch, 1) if not _excess(run, row) > limit]
     said = [f"step {step}: 1+{value:.3g}" for step, value in high.items()] + [f"no value for step {step}" for step in lacking]
     worst, least = max(found.values(), default=math.nan), min((_excess(run, row) for row in run.no_refit.mismatch), default=math.nan)
+    at = f"{run.device}, {run.setup.dtype}"
+    apart = "" if known else "with equal weights the policy's model computes other log-probabilities than the generator's"
+    within = known and not high and not lacking
+    blind = f"not at step {', '.join(map(str, unseen[:5]))}" if unseen else ""
+    rounding, limited = (
+        "token_mult_prob_error before any step is rounding",
+        "token_mult_prob_error within the limit of this device and dtype",
+    )
+    seen = f"at least 1+{least:.3g} without refits"
     return [
-        proof(
-            "token_mult_prob_error before any step is rounding",
-            known,
-            f"1+{floor:.3g}",
-            Boundary.PROVIDER,
-            f"<= 1+{highest:.3g} ({run.device}, {run.setup.dtype})",
-            "" if known else "with equal weights the policy's model computes other log-probabilities than the generator's",
-        ),
-        proof(
-            "token_mult_prob_error within the limit of this device and dtype",
-            known and not high and not lacking,
-            f"1+{worst:.3g}",
-            Boundary.PROVIDER,
-            f"<= 1+{limit:.3g}",
-            "; ".join(said[:3]),
-        ),
-        proof(
-            "the limit sees a missing refit",
-            known and not unseen,
-            f"at least 1+{least:.3g} without refits",
-            Boundary.METRICS,
-            f"> 1+{limit:.3g} at every step",
-            f"not at step {', '.join(map(str, unseen[:5]))}" if unseen else "",
-        ),
+        proof(rounding, known, f"1+{floor:.3g}", Boundary.PROVIDER, f"<= 1+{highest:.3g} ({at})", apart),
+        proof(limited, within, f"1+{worst:.3g}", Boundary.PROVIDER, f"<= 1+{limit:.3g}", "; ".join(said[:3])),
+        proof("the limit sees a missing refit", known and not unseen, seen, Boundary.METRICS, f"> 1+{limit:.3g} at every step", blind),
     ]
 
 
@@ -264,14 +246,11 @@ def _excess(run: LoopFacts, row: Mismatch | Gap) -> float:
 
 
 def _control_without_refits(run: LoopFacts) -> CheckResult:
-    """A control only if its policy moved and its generator did not."""
     idle = [step for step, count in enumerate(run.no_refit.still, 1) if count >= run.reimport.parameters]
-    said = [f"the policy did not move at step {step}" for step in idle] + [
-        f"{name} of the generator moved" for name in run.no_refit.touched
-    ]
-    return proof(
-        "control without refits: the policy moved, the generator did not", not said, _yes(said), Boundary.METRICS, "", "; ".join(said[:3])
-    )
+    said = [f"the policy did not move at step {step}" for step in idle]
+    said += [f"{name} of the generator moved" for name in run.no_refit.touched]
+    name = "control without refits: the policy moved, the generator did not"
+    return proof(name, not said, "no" if said else "yes", Boundary.METRICS, "", "; ".join(said[:3]))
 
 
 def _control_without_learning(run: LoopFacts) -> CheckResult:
@@ -283,15 +262,12 @@ def _control_without_learning(run: LoopFacts) -> CheckResult:
     said += [f"refit {index}: {row.refused or row.wrong_names[0]}" for index, row in enumerate(refits) if row.refused or row.wrong_names]
     moved = [step for step, count in enumerate(run.no_learning.still, 1) if count != run.reimport.parameters]
     said += [f"the policy moved at step {step}" for step in moved]
-    return proof("control with learning rate 0: nothing moved", not said, _yes(said), Boundary.METRICS, "", "; ".join(said[:3]))
-
-
-def _yes(said: list[str]) -> str:
-    return "no" if said else "yes"
+    return proof(
+        "control with learning rate 0: nothing moved", not said, "no" if said else "yes", Boundary.METRICS, "", "; ".join(said[:3])
+    )
 
 
 def _rewards(run: LoopFacts) -> list[CheckResult]:
-    """The reward rises, ends above that of each control, and stays where nothing is learned."""
     early, late = _halves(run.learn.rewards)
     before, after = _halves(run.no_learning.rewards)
     still = min(chance(after, before), chance(before, after))
@@ -335,7 +311,7 @@ def chance(high: Sequence[float], low: Sequence[float]) -> float:
 
 
 def _limitations(run: LoopFacts) -> list[str]:
-    made = [run.setup.note] if run.setup.note else []
+    made = []
     if run.setup.steps < STEPS:
         made.append(f"the closed loop had {run.setup.steps} steps, not {STEPS}")
     if left := run.setup.steps - len(_decided(run)):

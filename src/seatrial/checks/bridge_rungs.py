@@ -1,11 +1,9 @@
 """Judges of the rungs that follow weights and names (build, import, roundtrip, reload, mapping, order) and of those that compute
 (parity, and two ranks against one).
 
-- Each names the tensor, parameter, mapping, setting or first module that is wrong.
 - Tolerances come from the run itself: how far transformers is, on the same device and in the same precision, from transformers in higher
   precision. Megatron may be a few times as far. Every gradient must be transformers' own.
-- A fact that is missing, doubled or incomplete, a number that is missing, NaN, infinite or a truth value, and a fact that says nothing
-  (no tensors, no parameters, no settings) are missed checks.
+- A fact that is missing, doubled, incomplete or empty, and a number that is missing, NaN, infinite or a truth value, are missed checks.
 """
 
 from __future__ import annotations
@@ -67,7 +65,6 @@ def length_of(found: object) -> int | None:
 
 
 def first_of(found: object) -> list[Any]:
-    """The first of a list of a fact: those that it names."""
     names = found.get("first") if isinstance(found, dict) else None
     return names if isinstance(names, list) else []
 
@@ -78,7 +75,6 @@ SHOWN = 3
 
 
 def judge_gradients(row: Mapping[str, Any], who: str = "") -> list[CheckResult]:
-    """The checks of one comparison; `who` says whose, with a colon."""
     worst, tensors, largest = row.get("worst"), row.get("tensors"), number_of(row.get("largest")) or 0.0
     first = worst.get("first") if isinstance(worst, dict) else None
     found = [item for item in first if isinstance(item, dict)] if isinstance(first, list) else []
@@ -112,21 +108,32 @@ COMPARED = {
 }
 
 
+def check(
+    name: str, passed: bool, value: object, threshold: str = "", message: str = "", boundary: Boundary = Boundary.PROVIDER
+) -> CheckResult:
+    return proof(name, passed, "no facts" if value is None else value, boundary, threshold, message)
+
+
+def none_of(name: str, row: Row, key: str, ok: bool = True, boundary: Boundary = Boundary.PROVIDER) -> CheckResult:
+    """A list of a fact is there and empty; `ok`: whether there was anything that could have been in it."""
+    count = length_of(row.get(key))
+    value = None if count is None else str(count) if ok else f"{count}, of nothing"
+    return check(name, ok and count == 0, value, "0", "; ".join(shown(row.get(key))), boundary)
+
+
 def judge_build(rows: Sequence[Row], _device: str) -> RungJudgement:
     """The provider carries every value that the HF configuration says."""
     row = only_fact(rows, "build")
     settings, parameters = row.get("settings"), row.get("parameters")
     held = [item for item in settings if isinstance(item, dict)] if isinstance(settings, list) else []
     wrong = [item for item in held if not _same_value(item)]
-    there = {item.get("field") for item in held}
-    lacking = [field for field in CERTAIN if field not in there]
     text = [f"{item.get('key')} is {item.get('config')}, the provider has {item.get('field')} {item.get('provider')}" for item in wrong]
-    text += [f"{field}: not compared" for field in lacking]
+    text += [f"{field}: not compared" for field in CERTAIN if field not in {item.get("field") for item in held}]
     value = f"{len(held) - len(wrong)}/{len(held)}"
     made = len(parameters) if isinstance(parameters, dict) else 0
     checks = (
-        _weights_check("the provider builds a model", made > 0, f"{made} parameters", "> 0"),
-        _weights_check("the provider has the configuration's values", not text, value, "all", text),
+        check("the provider builds a model", made > 0, f"{made} parameters", "> 0"),
+        check("the provider has the configuration's values", not text, value, "all", "; ".join(text[:SHOWN])),
     )
     return RungJudgement(checks, value)
 
@@ -140,50 +147,40 @@ def _same_value(item: Mapping[str, Any]) -> bool:
 def judge_import(rows: Sequence[Row], _device: str) -> RungJudgement:
     """Every parameter was written, and every tensor on disk was read."""
     row = only_fact(rows, "import")
-    parameters, stored = count_of(row, "parameters"), count_of(row, "stored")
-    unreached, padding = length_of(row.get("unreached")), count_of(row, "padding_rows")
-    figure = f"{parameters - (unreached or 0)}/{parameters}"
+    parameters, padding = count_of(row, "parameters"), count_of(row, "padding_rows")
     checks = (
-        _weights_check("the checkpoint has no NaN, which marks unwritten parameters", *_none(row, "nan_on_disk")),
-        _weights_check("the import writes every parameter", *_none(row, "unreached", parameters > 0)),
-        _weights_check("the import reads every tensor on disk", *_none(row, "unread", stored > 0)),
+        none_of("the checkpoint has no NaN, which marks unwritten parameters", row, "nan_on_disk"),
+        none_of("the import writes every parameter", row, "unreached", parameters > 0),
+        none_of("the import reads every tensor on disk", row, "unread", count_of(row, "stored") > 0),
     )
     notes = (f"{padding} rows of padding in the vocabulary keep what they were made with",) if padding > 0 else ()
-    return RungJudgement(checks, figure, notes)
+    return RungJudgement(checks, f"{parameters - (length_of(row.get('unreached')) or 0)}/{parameters}", notes)
 
 
 def judge_roundtrip(rows: Sequence[Row], _device: str) -> RungJudgement:
     """The export is the checkpoint, bit for bit, in both precisions."""
-    checks: list[CheckResult] = []
-    notes: list[str] = []
-    figure = ""
-    for dtype in DTYPES:
-        row = only_fact([found for found in rows if found.get("dtype") == dtype], "roundtrip")
-        checks += _compared(row, f"export in {dtype}")
-        figure = figure or _figure(row)
-        notes += _wider(row, dtype)
-    return RungJudgement(tuple(checks), figure, tuple(notes))
+    found = {dtype: only_fact(rows, "roundtrip", dtype) for dtype in DTYPES}
+    checks = [each for dtype, row in found.items() for each in _compared(row, f"export in {dtype}")]
+    notes = [note for dtype, row in found.items() for note in _wider(row, dtype)]
+    return RungJudgement(tuple(checks), _figure(found["float32"]), tuple(notes))
 
 
 def judge_reload(rows: Sequence[Row], _device: str) -> RungJudgement:
     """The saved directory is the checkpoint again, for transformers too."""
     saved, row = only_fact(rows, "saved"), only_fact(rows, "reload")
-    loading, tokenizer = row.get("loading"), row.get("tokenizer")
-    loading = loading if isinstance(loading, dict) else {}
-    told = [f"{kind}: {name}" for kind, found in loading.items() if length_of(found) != 0 for name in _shown(found) or ["not counted"]]
+    loading, tokenizer = figures_of(row, "loading"), figures_of(row, "tokenizer")
+    told = [f"{kind}: {name}" for kind, found in loading.items() if length_of(found) != 0 for name in shown(found) or ["not counted"]]
     told += [f"{kind}: not reported" for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") if kind not in loading]
-    tokenizer = tokenizer if isinstance(tokenizer, dict) else {}
     files, lost = tokenizer.get("files"), tokenizer.get("lost")
     kept = isinstance(files, list) and lost == [] and (not files or tokenizer.get("same") is True)
     same = row.get("logits_equal") is True and row.get("logits_finite") is True
+    apart, gone = f"difference {row.get('max_difference')}", "; ".join((lost or [])[:SHOWN])
     checks = (
         *_compared(saved, "save_hf_pretrained"),
-        _weights_check("transformers loads every weight and makes none up", not told, f"{len(told)} complaints", "0", told),
-        _weights_check("the saved configuration is the original's", *_none(row, "config")),
-        _weights_check("the saved tokenizer is the original's", kept, str(tokenizer.get("same")), "same tokens", lost or []),
-        _weights_check(
-            "logits of the saved checkpoint are the original's", same, f"difference {row.get('max_difference')}", "bit-equal, finite"
-        ),
+        check("transformers loads every weight and makes none up", not told, f"{len(told)} complaints", "0", "; ".join(told[:SHOWN])),
+        none_of("the saved configuration is the original's", row, "config"),
+        check("the saved tokenizer is the original's", kept, str(tokenizer.get("same")), "same tokens", gone),
+        check("logits of the saved checkpoint are the original's", same, apart, "bit-equal, finite"),
     )
     notes = ["the checkpoint has no tokenizer: saving one was not tried"] if files == [] else []
     return RungJudgement(checks, _figure(saved), (*notes, *_wider(saved, "float32")))
@@ -192,49 +189,44 @@ def judge_reload(rows: Sequence[Row], _device: str) -> RungJudgement:
 def judge_mapping(rows: Sequence[Row], _device: str) -> RungJudgement:
     """Every Megatron name and every HF name is mapped exactly once."""
     row = only_fact(rows, "mapping")
-    ours, stored = count_of(row, "megatron"), count_of(row, "stored")
-    bad = sum(length_of(row.get(key)) or 0 for key in ("hf_unmapped", "hf_ambiguous"))
+    ours, stored = count_of(row, "megatron") > 0, count_of(row, "stored")
+    theirs = stored > 0
     checks = (
-        _weights_check("every Megatron parameter has a mapping", *_none(row, "unmapped", ours > 0)),
-        _weights_check("no two mappings of a Megatron parameter disagree", *_none(row, "ambiguous", ours > 0)),
-        _weights_check("every HF tensor has a mapping", *_none(row, "hf_unmapped", stored > 0)),
-        _weights_check("no HF tensor is made by two Megatron parameters", *_none(row, "hf_ambiguous", stored > 0)),
-        _weights_check("every mapping leads to a tensor on disk", *_none(row, "hf_absent", stored > 0)),
-        _weights_check(
-            "fused and local norms are mapped alike", *_none(row, "norms_unlike", stored > 0 and isinstance(row.get("norms"), int))
-        ),
+        none_of("every Megatron parameter has a mapping", row, "unmapped", ours),
+        none_of("no two mappings of a Megatron parameter disagree", row, "ambiguous", ours),
+        none_of("every HF tensor has a mapping", row, "hf_unmapped", theirs),
+        none_of("no HF tensor is made by two Megatron parameters", row, "hf_ambiguous", theirs),
+        none_of("every mapping leads to a tensor on disk", row, "hf_absent", theirs),
+        none_of("fused and local norms are mapped alike", row, "norms_unlike", theirs and isinstance(row.get("norms"), int)),
     )
     notes = ["no fused norm is mapped: whether layers of Transformer Engine get theirs is not shown"] if row.get("norms") == 0 else []
     for key, text in (("repeated", "mapped twice, both times the same way"), ("renamed", "mapped to names that need not be the disk's")):
-        if length_of(row.get(key)):
-            notes.append(f"{length_of(row.get(key))} parameters are {text}: {', '.join(_shown(row.get(key)))}")
+        if count := length_of(row.get(key)):
+            notes.append(f"{count} parameters are {text}: {', '.join(shown(row.get(key)))}")
+    bad = sum(length_of(row.get(key)) or 0 for key in ("hf_unmapped", "hf_ambiguous"))
     return RungJudgement(checks, f"{stored - bad}/{stored}", tuple(notes))
 
 
 def judge_order(rows: Sequence[Row], _device: str) -> RungJudgement:
     """The export can feed a refit: known names, each once, in one order, with whole groups."""
     row = only_fact(rows, "order")
-    names, experts = count_of(row, "names"), row.get("experts")
-    again = row.get("second") == names > 0
-    fused = bool(experts) and count_of(row, "expert_layers") == 0
+    names = count_of(row, "names")
     asked = (
         ("the export has every name of the checkpoint", "missing", names > 0),
         ("the export has no other names", "unknown", names > 0),
         ("no name comes twice", "twice", names > 0),
-        ("a second export comes in the same order", "moved", again),
+        ("a second export comes in the same order", "moved", row.get("second") == names > 0),
         ("the order is that of the conversion tasks", "out_of_order", names > 0),
         ("parts that vLLM stacks arrive before the next layer", "split", names > 0),
         ("the export follows the weights when they change", "stale", names > 0),
         ("every expert of every layer is whole", "expert_lacking", "expert_layers" in row),
     )
-    checks = tuple(_weights_check(name, *_none(row, key, ok), boundary=Boundary.REFIT) for name, key, ok in asked)
     notes = []
-    if length_of(row.get("aliases")):
-        notes.append(
-            f"{length_of(row.get('aliases'))} exported tensors share memory with live parameters: clone before an asynchronous refit"
-        )
-    if fused:
+    if aliases := length_of(row.get("aliases")):
+        notes.append(f"{aliases} exported tensors share memory with live parameters: clone before an asynchronous refit")
+    if row.get("experts") and count_of(row, "expert_layers") == 0:
         notes.append("experts are one tensor per layer: their completeness is left to the round trip")
+    checks = tuple(none_of(name, row, key, ok, Boundary.REFIT) for name, key, ok in asked)
     return RungJudgement(checks, f"{names}/{count_of(row, 'stored')}", tuple(notes))
 
 
@@ -242,9 +234,9 @@ def _compared(row: Row, what: str) -> list[CheckResult]:
     """The checks of one comparison with the files on disk. Together they must account for every tensor."""
     stored, equal = count_of(row, "stored"), count_of(row, "equal")
     absent = stored - equal - sum(length_of(row.get(key)) or 0 for key in ("missing", "reshaped", "retyped", "unequal", "tied_absent"))
-    checks = [_weights_check(f"{what}: {text}", *_none(row, key, stored > 0)) for key, text in COMPARED.items()]
     counted = stored > 0 and equal > 0 and absent == 0
-    return [*checks, _weights_check(f"{what}: every tensor was compared", counted, f"{equal}/{stored}", "all")]
+    made = [none_of(f"{what}: {text}", row, key, stored > 0) for key, text in COMPARED.items()]
+    return [*made, check(f"{what}: every tensor was compared", counted, _figure(row), "all")]
 
 
 def _figure(row: Row) -> str:
@@ -252,31 +244,13 @@ def _figure(row: Row) -> str:
 
 
 def _wider(row: Row, dtype: str) -> list[str]:
-    found = row.get("wider")
-    return (
-        [f"{length_of(found)} tensors are exported in the disk's dtype, not {dtype}: {', '.join(_shown(found))}"]
-        if length_of(found)
-        else []
-    )
+    count, names = length_of(row.get("wider")), ", ".join(shown(row.get("wider")))
+    return [f"{count} tensors are exported in the disk's dtype, not {dtype}: {names}"] if count else []
 
 
-def _shown(found: object) -> list[str]:
+def shown(found: object) -> list[str]:
     """The first of a list, for people."""
     return [f"{item.get('name')} ({item.get('looks')})" if isinstance(item, dict) else str(item) for item in first_of(found)[:SHOWN]]
-
-
-def _none(row: Row, key: str, ok: bool = True) -> tuple[bool, str, str, list[str]]:
-    """That a list of a fact is there and empty: passed, value, threshold, names."""
-    count = length_of(row.get(key))
-    if count is None:
-        return False, "no facts", "0", []
-    return ok and count == 0, str(count) if ok else f"{count}, of nothing", "0", _shown(row.get(key))
-
-
-def _weights_check(
-    name: str, passed: bool, value: str, threshold: str, named: Sequence[str] = (), boundary: Boundary = Boundary.PROVIDER
-) -> CheckResult:
-    return proof(name, passed, value, boundary, threshold, "; ".join(named[:SHOWN]))
 
 
 BAR = 1e-5
@@ -382,22 +356,14 @@ def _divided(row: Row, ranks: list[Row]) -> CheckResult:
     if [rank.get("rank") for rank in ranks] != [0, 1]:
         reasons.append(f"ranks {[rank.get('rank') for rank in ranks]} reported")
     counts = [rank.get("parameters") for rank in ranks]
-    if not _context(asked) and not all(_fewer(count, whole) for count in counts):
+    context = isinstance(asked, dict) and asked.get("cp") == 2  # it divides the sequence alone: every rank has the whole model
+    if not context and not all(isinstance(count, int) and isinstance(whole, int) and 0 < count < whole for count in counts):
         reasons.append(f"parameters per rank {counts}, of the whole model {whole}")
     for size, value, axis in (("tp", 2, "features"), ("sp", True, "positions")):
         wanted = isinstance(asked, dict) and asked.get(size) == value
         if wanted and not all(_positive(figures_of(figures_of(rank, "located"), "split").get(axis)) for rank in ranks):
             reasons.append(f"no module had its {axis} divided")
     return _check("the model is divided", not reasons, str(counts), f"< {whole} each", "; ".join(reasons))
-
-
-def _context(asked: object) -> bool:
-    """Context parallel divides the sequence alone: every rank has the whole model."""
-    return isinstance(asked, dict) and asked.get("cp") == 2
-
-
-def _fewer(count: object, whole: object) -> bool:
-    return isinstance(count, int) and isinstance(whole, int) and 0 < count < whole
 
 
 def _exported(name: str, export: Row) -> list[CheckResult]:
@@ -445,7 +411,6 @@ def _rerouted(row: Row, dtype: str) -> list[str]:
 
 
 def _limit(noise: Row, routed: bool) -> float | None:
-    """How large the largest error may be."""
     limits = [_times(FACTOR, noise.get("max"), noise)]
     if routed:
         limits.append(_times(TAIL, noise.get("median"), noise))
@@ -499,7 +464,7 @@ def _at_most(name: str, value: object, limit: float | None, place: str) -> Check
 
 
 def _check(name: str, passed: bool, value: str, threshold: str = "", message: str = "") -> CheckResult:
-    return proof(name, passed, value, Boundary.PROVIDER, threshold, "" if passed else message)
+    return check(name, passed, value, threshold, "" if passed else message)
 
 
 def _missed(name: str) -> CheckResult:

@@ -6,12 +6,13 @@ Pure functions over lines. What a model wrote into a sample is text about anythi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from seatrial.checks.probe_facts import proof
 from seatrial.core.log_text import Finder, Samples, exit_value, failed, in_sample, is_sample
-from seatrial.core.records import CheckResult
+from seatrial.core.records import CheckResult, replace
 from seatrial.core.verdict import Boundary
 
 
@@ -71,8 +72,6 @@ _SIGNAL = re.compile(r"(?:Terminated|Killed|Hangup|Aborted|Segmentation fault)(?
 
 
 class Said(NamedTuple):
-    """A line that says something."""
-
     number: int
     text: str
     value: str
@@ -104,7 +103,9 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
     dead: Said | None = None
     samples = Samples()
     named: list[str] = []
-    for line in _without_samples(lines, samples):
+    for line in lines:
+        if samples.holds(line.process, line.body, line.number) or is_sample(line.body):
+            continue  # written by a model
         body = squeezed(line.body)
         if not body.strip():
             continue
@@ -139,11 +140,6 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
     return found
 
 
-def _without_samples(lines: Iterable[LogLine], samples: Samples) -> Iterator[LogLine]:
-    """The lines that no model wrote, as far as the loop marks them."""
-    return (line for line in lines if not samples.holds(line.process, line.body, line.number) and not is_sample(line.body))
-
-
 def squeezed(text: str) -> str:
     """A line as far as it is looked at, without long runs of blanks: patterns with several gaps cost the square of them."""
     return _BLANKS.sub("    ", text)[:LONGEST_LINE] if len(text) > _SHORT else text
@@ -168,19 +164,13 @@ def not_finite(text: str) -> str | None:
 
 
 def exited(facts: LogFacts) -> list[CheckResult]:
-    """The exit code, where the log says one: every one of them is 0."""
     if not facts.exits:
         return []
     bad = next((said for said in facts.exits if failed(said.value)), None)
     shown = bad or facts.exits[-1]
     value: float | str = int(shown.value) if re.fullmatch(r"-?\d+", shown.value) and len(shown.value) < 12 else shown.value
     message = f"line {bad.number}: {bad.text}" if bad else ""
-    line = shown.number
-    return [
-        CheckResult(
-            name="exit code", kind="proof", passed=bad is None, value=value, message=message, boundary=Boundary.ENVIRONMENT, line=line
-        )
-    ]
+    return [replace(proof("exit code", bad is None, value, Boundary.ENVIRONMENT, message=message), line=shown.number)]
 
 
 def finite(facts: LogFacts) -> list[CheckResult]:

@@ -78,13 +78,11 @@ Hashes = Mapping[str, str]
 def proof(
     name: str, passed: bool, value: object, boundary: Boundary, threshold: str = "", message: str = "", *, run: str = ""
 ) -> CheckResult:
-    """One proof."""
     text = value if isinstance(value, (float, str)) else str(value)
     return CheckResult(name=name, kind="proof", passed=passed, value=text, threshold=threshold, message=message, boundary=boundary, run=run)
 
 
 def about_run(run: str, checks: Iterable[CheckResult]) -> list[CheckResult]:
-    """Checks that are all about one run of a level."""
     return [replace(check, run=check.run or run) for check in checks]
 
 
@@ -94,7 +92,6 @@ def differing(left: Hashes, right: Hashes) -> list[str]:
 
 
 def equal(name: str, left: Hashes | None, right: Hashes | None, boundary: Boundary = Boundary.CHECKPOINT) -> CheckResult:
-    """Two sets of fingerprints are equal and not empty."""
     if not left or not right:
         return proof(f"{name}: bit-equal", False, "no facts", boundary)
     wrong = differing(left, right)
@@ -116,20 +113,11 @@ def same_trajectory(metrics: Metrics, left: str, right: str, after: int | None, 
         steps |= a.keys()
     ok = bool(names) and bool(steps) and not unequal
     value = f"{len(names | others) - len(unequal)} of {len(names | others)} metrics x {len(steps)} steps equal"
-    return CheckResult(
-        name="trajectory after the resume: bit-equal",
-        kind="proof",
-        passed=ok,
-        value=value,
-        threshold="all",
-        steps=tuple(sorted(steps)),
-        message=", ".join(unequal[:4]),
-        boundary=Boundary.CHECKPOINT,
-    )
+    made = proof("trajectory after the resume: bit-equal", ok, value, Boundary.CHECKPOINT, "all", ", ".join(unequal[:4]))
+    return replace(made, steps=tuple(sorted(steps)))
 
 
 def _tags(metrics: Metrics, prefix: str, is_clock: Callable[[str], bool]) -> set[str]:
-    """Names below the prefix that do not measure the machine."""
     names = {tag.removeprefix(prefix) for tag in metrics.series if tag.startswith(prefix)}
     return {name for name in names if not is_clock(name)}
 

@@ -179,8 +179,6 @@ class Attached(TypedRow):
 
 
 class ProbeError(TypedRow):
-    """An error that a probe met."""
-
     where: Word
     error: str
 
@@ -206,16 +204,13 @@ class Rows:
     problems: tuple[str, ...] = field(default=())
 
     def lives(self) -> set[tuple[str, str]]:
-        """Incarnation and replica, wherever they are said together."""
         rows = (*self.refits, *self.replicas, *self.hashes)
         return {(row.incarnation, row.replica) for row in rows if row.incarnation is not None and row.replica is not None}
 
     def versions(self) -> tuple[Version, ...]:
-        """What replicas said."""
         return tuple(row for row in self.replicas if isinstance(row, Version))
 
     def samples(self) -> tuple[Sample, ...]:
-        """All samples."""
         return tuple(row for row in self.replicas if isinstance(row, Sample))
 
 
@@ -256,10 +251,8 @@ def typed(facts: Facts) -> Rows:
 
 
 def _twice(facts: Facts) -> list[str]:
-    """Rows that are there twice, word for word: a file that was copied or read twice.
-
-    Hooks may attach again, and say after each refit what became of every tensor.
-    """
+    """Rows that are there twice, word for word: a file that was copied or read twice. Hooks may attach again, and say after each refit what
+    became of every tensor."""
     counts: dict[str, int] = {}
     again = {"attached", "waiting"}
     again |= {"coverage"} if any(row["fact"] in again for row in facts.rows) else set()
@@ -324,7 +317,6 @@ def contradictions(rows: Rows, own: bool, transports: Sequence[str] = ()) -> lis
 
 
 def _exports(rows: Rows) -> Iterator[str]:
-    """The policy exports the same names each time, and each export reaches every replica."""
     sent = sent_versions(rows)
     for (before, old), (version, new) in pairwise(sorted(sent.items())):
         if other := sorted(old.keys() ^ new.keys()):
@@ -336,7 +328,6 @@ def _exports(rows: Rows) -> Iterator[str]:
 
 
 def _counts(rows: Rows) -> Iterator[str]:
-    """Counts of a refit against what was sent."""
     sent = sent_versions(rows)
     for row in rows.refits:
         if row.version in sent and row.names != len(sent[row.version]):
@@ -359,7 +350,6 @@ def _moves(rows: Rows) -> Iterator[str]:
 
 
 def _replicas(rows: Rows) -> Iterator[str]:
-    """Whoever says anything was refitted, and no process is two replicas."""
     known = by_replica(rows)
     named = [row.replica for row in (*rows.maps, *rows.coverages, *rows.replicas, *rows.hashes) if row.replica is not None]
     for name in dict.fromkeys(named):
@@ -374,7 +364,6 @@ def _replicas(rows: Rows) -> Iterator[str]:
 
 
 def _roots(rows: Rows) -> Iterator[str]:
-    """What a replica says it holds is what was read there."""
     found = {(row.replica, row.version): row.consumed for row in rows.refits if not row.refused}
     for row in rows.versions():
         if (row.replica, row.version) in found and row.root != found[row.replica, row.version]:

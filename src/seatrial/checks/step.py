@@ -40,10 +40,8 @@ WHERE = ("model", "row", "position", "token", "tensor")
 def step_checks(
     directory: Path, run: str, steps: int | None, lora: bool = False, ranks: bool = False, brief: bool = False
 ) -> list[CheckResult]:
-    """The checks of one recorded run; `directory` holds its shadow.json, `steps` is how many it was to take.
-
-    `brief` makes one check of all stages that were met.
-    """
+    """The checks of one recorded run; `directory` holds its shadow.json, `steps` is how many it was to take. `brief` makes one check of all
+    stages that were met."""
     found = read_shadow(directory / FILE)
     where = f" ({run})" if run not in ("", "run") else ""
     if isinstance(found, str):
@@ -90,7 +88,6 @@ def _check(name: str, passed: bool, kind: Boundary, run: str, **fields: Any) -> 
 
 
 def read_shadow(path: Path) -> dict[str, Any] | str:
-    """The findings, or why there are none."""
     if not path.is_file():
         return f"{path.name} is missing: the run was not recomputed"
     try:

@@ -1,11 +1,9 @@
 """What the metrics of any training run must show, whichever loop wrote them: pure functions from metrics to checks.
 
-- `whole`: every logged step once, with all that a step logs; `finite` and `possible`: no value that cannot be.
-- `moved`: gradient, learning rate, something to learn from, generated tokens and loss at most steps; no row that repeats another.
-- `bounded`: nothing left the general limits of the loop, or those that the run's own first steps set.
-- `beside`: files and log tell of the same steps and values.
+Every logged step is there once, with all that a step logs and no value that cannot be; gradient, learning rate and loss moved at most
+steps; nothing left the bounds of the loop or of the run's own first steps; files and log tell of the same steps and values.
 A check is made only of metrics that are there. A miss of `Findings.checks` is a failure; a miss of `Findings.doubts` leaves the run
-inconclusive: it may be healthy, and nothing shows it.
+inconclusive.
 """
 
 from __future__ import annotations
@@ -91,7 +89,6 @@ class _Run:
     series: dict[str, Series]
 
     def named(self, names: Iterable[str]) -> dict[str, Series]:
-        """The series with points that one of these expressions names."""
         patterns = [_compiled(name) for name in names]
         return {tag: series for tag, series in self.series.items() if series.steps and any(p.fullmatch(tag) for p in patterns)}
 
@@ -110,11 +107,9 @@ def matches(tag: str, names: Iterable[str]) -> bool:
 
 
 def examine(metrics: Metrics, printed: Metrics | None, signals: Signals, end: int | None = None, interval: int | None = None) -> Findings:
-    """Everything that metrics show about their runs, and what the log prints beside them.
-
-    `metrics` is what the verdict rests on. `printed` is what the log prints, where `metrics` come from files. `end` is the last step of
-    the run, `interval` the distance of logged steps, as far as the run's own files say them.
-    """
+    """Everything that metrics show about their runs, and what the log prints beside them. `metrics` is what the verdict rests on. `printed`
+    is what the log prints, where `metrics` come from files. `end` is the last step of the run, `interval` the distance of logged steps,
+    as far as the run's own files say them."""
     found = Findings()
     for run in _runs(metrics, signals):
         found.add(_whole(run, signals, metrics, end, interval))
@@ -138,7 +133,6 @@ def examine(metrics: Metrics, printed: Metrics | None, signals: Signals, end: in
 
 
 def _runs(metrics: Metrics, signals: Signals) -> list[_Run]:
-    """The runs in these metrics: what stands before the tag of a loss, a gradient norm or a reward."""
     known = [*signals.loss, *signals.grad_norm, *signals.reward]
     pattern = _compiled(rf"((?:[^/]+/)*?)(?:{'|'.join(known)})")
     prefixes = {match[1] for tag in metrics.series if (match := pattern.fullmatch(tag))}
@@ -152,27 +146,16 @@ def _check(
     name: str,
     passed: bool,
     value: float | str | None,
-    boundary: Boundary,
+    at: Boundary,
     message: str = "",
     steps: Sequence[int] = (),
     limit: str = "",
-    *,
     tag: str = "",
 ) -> CheckResult:
     shown = number_to_json(value) if isinstance(value, float) else value
-    step = steps[0] if steps and not passed else None
-    return CheckResult(
-        name=name,
-        kind="proof",
-        passed=passed,
-        value=shown,
-        threshold=limit,
-        message=message,
-        boundary=boundary,
-        missing=() if passed else tuple(steps),
-        step=step,
-        tag=tag,
-    )
+    step, missing = (steps[0] if steps else None, tuple(steps)) if not passed else (None, ())
+    made = CheckResult(name=name, kind="proof", passed=passed, value=shown, threshold=limit, message=message, boundary=at)
+    return replace(made, missing=missing, step=step, tag=tag)
 
 
 def _list(steps: Sequence[int]) -> str:
@@ -188,22 +171,14 @@ def _numbers(metrics: Metrics, signals: Signals) -> list[CheckResult]:
 
 
 def _finite(printed: Metrics) -> list[CheckResult]:
-    """Every value that the log prints is a number."""
     bad = [(tag, steps) for tag, series in sorted(printed.series.items()) if (steps := series.non_finite())]
     if not printed.series:
         return []
-    message = f"{bad[0][0]} is not finite at step {_list(bad[0][1])} of the log" if bad else ""
-    return [
-        _check(
-            "the log prints finite values",
-            not bad,
-            len(bad),
-            Boundary.METRICS,
-            message,
-            bad[0][1] if bad else (),
-            tag=bad[0][0] if bad else "",
-        )
-    ]
+    name, at = "the log prints finite values", Boundary.METRICS
+    if not bad:
+        return [_check(name, True, 0, at)]
+    tag, steps = bad[0]
+    return [_check(name, False, len(bad), at, f"{tag} is not finite at step {_list(steps)} of the log", steps, tag=tag)]
 
 
 def _restarted(metrics: Metrics, signals: Signals, where: str) -> list[CheckResult]:
@@ -279,7 +254,6 @@ def _starts(run: _Run, signals: Signals) -> dict[str, int]:
 
 
 def _usual(rows: Sequence[int], interval: int | None) -> int:
-    """The usual distance of two rows. The first step may be logged beside every tenth."""
     distances = [after - before for before, after in pairwise(rows)]
     if rows and rows[0] == 1 and len(distances) > 1:
         distances = distances[1:]
@@ -322,7 +296,6 @@ def _spread(run: _Run, signals: Signals) -> dict[int, bool]:
 
 
 def _moved(run: _Run, signals: Signals) -> Findings:
-    """Something was learned at most steps, as far as metrics can show it."""
     found = Findings()
     spread = _spread(run, signals)
     supervised = not run.named(signals.reward)
@@ -452,7 +425,6 @@ def _possible(run: _Run, signals: Signals) -> list[CheckResult]:
 
 
 def _bounded(run: _Run, signals: Signals) -> Findings:
-    """Nothing diverged."""
     found = Findings()
     supervised = not run.named(signals.reward)
     losses = (Bound(name, floor=20, growth=5) for name in signals.loss) if supervised else ()
@@ -480,7 +452,6 @@ def _within(tag: str, series: Series, bound: Bound) -> CheckResult:
 
 
 def _beside(metrics: Metrics, printed: Metrics, signals: Signals) -> Findings:
-    """The log prints the same steps and values that the files hold."""
     found = Findings()
     if not printed.series or not metrics.series:
         return found

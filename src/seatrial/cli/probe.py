@@ -61,8 +61,8 @@ def refit(
     The exit code is the verdict's: 0 Pass, 1 Fail, 99 Blocked (also: a run that could not have shown anything), 2 usage.
     """
     from seatrial.core.verdict import ExitCode, exit_code
-    from seatrial.probes.refit_probe import ProbeInterrupted, RefitOptions, require_one_source
-    from seatrial.probes.refit_run import faults, refit_summary, refit_table
+    from seatrial.probes.probe_process import ProbeInterrupted
+    from seatrial.probes.refit_run import RefitOptions, faults, refit_summary, refit_table, require_one_source
 
     options: dict[str, Any] = {"model": model, "engine": engine, "steps": steps, "transport": transport, "python": python, "fault": fault}
     options |= {"attach": attach, "weights": weights, "facts": facts, "server": server or ()}

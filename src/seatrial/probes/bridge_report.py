@@ -1,11 +1,8 @@
 """What a conformance probe leaves for people: the table of families and rungs, summary.md, and a model verification card.
 
-- The card has the format of the Bridge's skill `create-model-verification-card`. An item is `verified` only when the workload of its
-  command has run, and that command is a public Slurm launcher, for a public model at a fixed revision. A probe runs none of these, so
-  every item is `unverified` and says what was measured instead; a person marks what the launcher then shows.
-- `unsupported` and `not_applicable` are statements about a product: a probe makes none.
-- The card holds no path, address or name of a machine: where one slipped in, there is no card.
-- No YAML library is needed: this shape is mappings, lists of words, numbers and double-quoted text.
+The card has the format of the Bridge's skill `create-model-verification-card`. An item is `verified` only when its Slurm launcher has
+run; a probe runs none, so every item is `unverified` and says what was measured instead. The card holds no path, address or name of a
+machine: where one slipped in, there is no card. No YAML library is needed: this shape is mappings, lists of words, numbers and quoted text.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ from seatrial.core.records import RepoState
 from seatrial.core.text import one_line
 from seatrial.core.verdict import Verdict
 from seatrial.instruments.bridge.rungs import FAMILIES
-from seatrial.probes.bridge_run import shown_model
-from seatrial.probes.bridge_verdict import BridgeProbe, BridgeRequest, FamilyResult, RungResult
+from seatrial.probes.bridge_verdict import BridgeProbe, BridgeRequest, FamilyResult, RungResult, shown_model
 from seatrial.probes.refit_run import check_line, columns, section
 from seatrial.report.markdown import prose
 
@@ -181,7 +177,6 @@ def _bridge(changes: Sequence[RepoState]) -> RepoState | None:
 
 
 def about(probe: BridgeProbe, family: FamilyResult) -> About:
-    """What the record of a probe knows about a model."""
     tiny = family.model in FAMILIES and family.model in probe.asked.models  # a directory may be called like a family
     version = _VERSION.match(probe.judged.versions.get("transformers", ""))
     if version is None:
@@ -216,7 +211,6 @@ def _architecture(models: Sequence[str], model: str) -> str:
 
 
 def card(family: FamilyResult, about: About) -> dict[str, Any]:
-    """The card as plain data."""
     kind = "a tiny model of this family with random weights, not a public checkpoint" if about.tiny else "the weights of a local checkpoint"
     summary = (
         f"{DISCLAIMER} Draft made by Seatrial: nothing here is verified by the contract of this card, because no public launcher was run. "
@@ -241,7 +235,6 @@ def card(family: FamilyResult, about: About) -> dict[str, Any]:
 
 
 def _item(name: str, measured: str | None) -> dict[str, Any]:
-    """One item that is not verified, with the fields that its kind must have."""
     item: dict[str, Any] = {"status": "unverified", "precision": None}
     if name in ("sft_export_inference", "checkpoint_resume"):
         item["depends_on"] = "sft" if name == "sft_export_inference" else "pretrain"
@@ -272,7 +265,6 @@ def _measured(name: str, rungs: Sequence[RungResult], about: About) -> str | Non
 
 
 def _lines(value: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """A mapping as block YAML."""
     for key, entry in value.items():
         if not _KEY.fullmatch(key):
             raise ValueError(f"no plain key: {key!r}")

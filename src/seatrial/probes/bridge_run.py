@@ -1,4 +1,4 @@
-"""Runs the conformance ladder over the checkout under test and judges its facts; then the base and the Bridge's own tests join the verdict.
+"""`seatrial probe bridge`: plans the conformance ladder, runs it over the checkout under test, judges its facts and stores the verdict.
 
 - A ladder that failed runs again on the base of the change: what fails there too is Blocked. Without a known base, or where it cannot
   run, a failure without a measured check is Blocked: an import or a call that does not fit may be the machine's, or older than the
@@ -8,44 +8,46 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import seatrial
+from seatrial import loops
 from seatrial.core.errors import BlockedError, UserError
-from seatrial.core.files import read_json, write_json
+from seatrial.core.files import read_json, write_json, write_text
 from seatrial.core.guarded import parse_json
 from seatrial.core.records import OwnVerdict, RepoState
 from seatrial.core.records import replace as replace_record
 from seatrial.core.verdict import Boundary, Verdict, worst
 from seatrial.evidence.redact import Redactor
-from seatrial.evidence.repos import differs
-from seatrial.instruments.bridge.faults import FAULTS
-from seatrial.instruments.bridge.rungs import FAMILIES, TABLE
-from seatrial.probes.bridge_verdict import BridgeRequest, JudgedBridgeProbe, judge_ladder, last_line, touched
+from seatrial.evidence.repos import differs, write_repos
+from seatrial.instruments.bridge.faults import FAULTS as FAULTS
+from seatrial.instruments.bridge.rungs import FAMILIES as FAMILIES
+from seatrial.instruments.bridge.rungs import TABLE as TABLE
+from seatrial.probes.bridge_report import bridge_summary, card_text, require_card
+from seatrial.probes.bridge_verdict import BridgeProbe, BridgeRequest, JudgedBridgeProbe, judge_ladder, last_line, shown_model, touched
 from seatrial.probes.own_tests import OwnTests, own_tests
-from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, Tell, require_weights, trouble
-from seatrial.runtime.interrupt import check_stop
+from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, ProbeInterrupted, Tell, require_weights, trouble, vllm_python
+from seatrial.runtime.environments import Environments
+from seatrial.runtime.interrupt import Interrupted, Interruptible, check_stop
+from seatrial.trial import run_dir
 from seatrial.trial.base_worktrees import same_files, shown, unchanged
 from seatrial.trial.pre_tests import fresh, uncompared
 from seatrial.trial.staging import stage
+from seatrial.trial.trial_request import checkouts
 
-__all__ = [
-    "FAMILIES",
-    "FAULTS",
-    "TABLE",
-    "BridgeSetup",
-    "import_path",
-    "pinned",
-    "probe_bridge",
-    "require_models",
-    "require_rungs",
-    "shown_model",
-]
 LADDER = "seatrial.instruments.bridge.ladder"
 PLAN = "plan.json"
+DEFAULT = "qwen2"
+EVIDENCE = "evidence"
+STEPS = 20
+MINUTES = 60.0
+PROVIDED = ("megatron.bridge", "megatron.core", "transformers")
 SUBMODULE = Path("3rdparty", "Megatron-LM")
 TEXTS = ("rung", "made", "unimportable", "loop")
 """Facts with errors in them."""
@@ -86,20 +88,13 @@ def require_models(models: Sequence[str]) -> None:
 
 
 def _require_architecture(file: Path) -> None:
-    """Something that names the architecture by which the Bridge finds its code."""
     found = read_json(file)
     named = found.get("architectures") if isinstance(found, dict) else None
     if not isinstance(named, list) or not named:
         raise UserError(f"{file}: `architectures` is missing", "name the architecture as transformers' save_pretrained does")
 
 
-def shown_model(model: str) -> str:
-    """What a model is called in tables and facts."""
-    return model if model in FAMILIES else Path(model).absolute().name
-
-
 def require_rungs(text: str) -> tuple[str, ...]:
-    """Names separated by commas, in the order of the ladder."""
     wanted = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [name for name in wanted if name not in TABLE]
     if unknown or not wanted:
@@ -120,24 +115,20 @@ def _bundled(changes: Sequence[RepoState]) -> bool:
 
 
 def pinned(changes: Sequence[RepoState]) -> list[Path]:
-    """The Megatron-LM inside a Bridge under test."""
     places = [Path(repo.path) / SUBMODULE for repo in changes if "megatron.bridge" in repo.packages]
     return [place for place in places if (place / "megatron" / "core" / "__init__.py").is_file()]
 
 
 def plan_of(setup: BridgeSetup) -> dict[str, object]:
-    """The plan that the driver reads."""
     asked = setup.asked
     named = {shown_model(model): None if model in FAMILIES else str(Path(model).absolute()) for model in asked.models}
     items = [{"model": model, "rung": rung, "fault": asked.fault} for model in named for rung in asked.rungs]
     watch = {str(Path(repo.path, path)): path for repo in setup.changes for path in repo.changed if path.endswith(".py")}
     options = {**setup.options, "engine": asked.engine}
-    patience = max([1.0, *(_gigabytes(Path(model)) * MINUTES_PER_GB for model in asked.models if model not in FAMILIES)])
+    own = [Path(model) for model in asked.models if model not in FAMILIES]
+    sizes = [sum(file.stat().st_size for file in place.glob("*.safetensors")) / 1e9 for place in own]
+    patience = max([1.0, *(size * MINUTES_PER_GB for size in sizes)])
     return {"patience": patience, "device": asked.device, "models": named, "items": items, "options": options, "watch": watch}
-
-
-def _gigabytes(place: Path) -> float:
-    return sum(file.stat().st_size for file in place.glob("*.safetensors")) / 1e9
 
 
 def probe_bridge(setup: BridgeSetup, tell: Tell) -> JudgedBridgeProbe:
@@ -227,7 +218,6 @@ def _excuse(setup: BridgeSetup, judged: JudgedBridgeProbe, left_s: float, tell: 
 
 
 def _as_stored(judged: JudgedBridgeProbe) -> dict[str, Any]:
-    """As probe.json holds it."""
     return {"judged": judged.model_dump(mode="json")}
 
 
@@ -246,10 +236,8 @@ def run_own_tests(setup: BridgeSetup, judged: JudgedBridgeProbe, left_s: float, 
 
 
 def joined(judged: JudgedBridgeProbe, found: OwnTests) -> JudgedBridgeProbe:
-    """What the ladder and the Bridge's own tests prove together: the worse of the two. The tests are a deliverable of their own.
-
-    A checkout that has none of them is no worse for it: that is said among the limitations.
-    """
+    """What the ladder and the Bridge's own tests prove together: the worse of the two. The tests are a deliverable of their own. A checkout
+    that has none of them is no worse for it: that is said among the limitations."""
     said: dict[str, object] = {
         "own_tests": found,
         "limitations": (*judged.limitations, *(f"own tests: {note}" for note in found.notes)),
@@ -278,3 +266,141 @@ def unless_edited(judged: JudgedBridgeProbe, changes: Sequence[RepoState], evide
             reason = f"{repo.path} was edited while it was probed: {how}"
             return replace_record(judged, verdict=Verdict.BLOCKED, reason=reason, boundary=Boundary.ENVIRONMENT)
     return judged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeOptions:
+    """The options of `seatrial probe bridge`; None: not given."""
+
+    change: Sequence[str] = ()
+    model: Sequence[str] = ()
+    everything: bool = False
+    rungs: str | None = None
+    fault: str | None = None
+    engine: Literal["transformers", "vllm"] = "transformers"
+    engine_python: Path | None = None
+    steps: int = STEPS
+    python: Path | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    tests: bool = True
+    base: str | None = None
+    run_base: bool = True
+    card: Path | None = None
+    out: Path | None = None
+    minutes: float = MINUTES
+    command: Sequence[str] = ()
+    """How Seatrial was called, for the record."""
+
+
+def run_bridge_probe(options: BridgeOptions, tell: Tell, tell_build: Tell) -> tuple[BridgeProbe, Path]:
+    """The probe, and the directory that holds its evidence."""
+    asked = bridge_request(options)
+    changes = _changes(options.change, options.base)
+    if options.card is not None:
+        require_card(asked, changes, options.card)
+    began = time.monotonic()
+    with Interruptible():
+        python = _interpreter(options.python, tell_build)
+        ends = time.monotonic() + 60 * options.minutes
+        settings = {"steps": options.steps, **_engine(asked, options.engine_python)}
+        place = run_dir.named_directory(options.out) if options.out else run_dir.new_directory(Path("trials"), "probe-bridge")
+        recorded = write_repos(changes, place / EVIDENCE, Redactor(os.environ)) if changes else ()
+        setup = BridgeSetup(asked=asked, python=python, out=place, deadline_s=60 * options.minutes, changes=recorded, options=settings)
+        try:
+            judged = probe_bridge(setup, tell)
+            if options.run_base and asked.fault is None:
+                judged = beside_base(setup, judged, ends - time.monotonic(), tell)
+            if options.tests and asked.fault is None:
+                judged = run_own_tests(setup, judged, ends - time.monotonic(), tell)
+            judged = unless_edited(judged, setup.changes, place / EVIDENCE)
+        except Interrupted:
+            raise ProbeInterrupted(place) from None
+    redactor = Redactor(os.environ)
+    made = BridgeProbe(
+        seatrial=seatrial.__version__,
+        created=run_dir.now(),
+        command=tuple(redactor.value(list(options.command))),
+        asked=asked,
+        changes=setup.changes,
+        python=str(python),
+        seconds=round(time.monotonic() - began, 2),
+        judged=judged,
+    )
+    # The verdict last: where it lies, the evidence does, too. Only the card comes after it, which can still prove impossible.
+    write_text(place / "summary.md", redactor.text(bridge_summary(made, place)))
+    write_json(place / "probe.json", made)
+    if options.card is not None:
+        try:
+            write_text(options.card, card_text(made))
+        except UserError as error:
+            raise NoCard(error, made, place) from error
+    return made, place
+
+
+class NoCard(UserError):
+    """The probe came to a verdict, which is stored; its card is impossible."""
+
+    def __init__(self, error: UserError, record: BridgeProbe, directory: Path) -> None:
+        super().__init__(error.message, error.fix)
+        self.record, self.directory = record, directory
+
+
+def bridge_request(options: BridgeOptions) -> BridgeRequest:
+    """Models and rungs, where all of them are known."""
+    fault = options.fault
+    if options.everything and options.model:
+        raise UserError("--all and --model are both given", "leave one out")
+    default = (FAULTS[fault].model if fault in FAULTS else DEFAULT,)
+    models = tuple(FAMILIES) if options.everything else tuple(options.model) or default
+    require_models(models)
+    if fault is not None and fault not in FAULTS:
+        close = difflib.get_close_matches(fault, FAULTS, n=1)
+        raise UserError(f"unknown fault {fault!r}", f"use {close[0]}" if close else "seatrial probe bridge --fault list")
+    text = options.rungs or (",".join(FAULTS[fault].rungs) if fault else None)
+    rungs = require_rungs(text) if text else tuple(TABLE)
+    if options.device == "cuda" and options.python is None:
+        raise UserError("--device cuda needs an interpreter with CUDA and Megatron", "name it with --python")
+    return BridgeRequest(
+        models=models,
+        rungs=rungs,
+        models_named=not options.everything,
+        rungs_named=options.rungs is not None,
+        device=options.device,
+        engine=options.engine,
+        fault=fault,
+    )
+
+
+def _changes(words: Sequence[str], base: str | None) -> tuple[RepoState, ...]:
+    """The checkouts under test, with what each differs in from its base."""
+    states, _ = checkouts(words, base)
+    for state in states:
+        if not set(PROVIDED) & set(state.packages):
+            raise UserError(
+                f"{state.path}: provides {', '.join(state.packages) or 'no package'}, and the ladder runs none of that",
+                "name a checkout of Megatron-Bridge, Megatron-LM or transformers",
+            )
+    return states
+
+
+def _interpreter(own: Path | None, tell: Tell) -> Path:
+    """The interpreter with Megatron; ours is built when it is absent."""
+    if own is not None:
+        if not own.is_file():
+            raise BlockedError(Boundary.ENVIRONMENT, f"{own}: no such interpreter", "name a Python that has Megatron with --python")
+        return own.absolute()
+    cache, name = Environments(), loops.MEGATRON_CPU
+    lock = loops.engine_environments()[name]
+    found = cache.find(name, lock)
+    if found is None:
+        tell(f"building the environment {name}, once: this takes minutes")
+        found = cache.build(name, lock, tell, line_filter=Redactor(os.environ).lines().line)
+    return found.python
+
+
+def _engine(asked: BridgeRequest, own: Path | None) -> dict[str, object]:
+    """What the closed loop is told about its engine."""
+    if asked.engine != "vllm" or "loop" not in asked.rungs:
+        return {}
+    python = own or vllm_python("--engine-python")
+    return {"engine_python": str(python.absolute())}

@@ -1,11 +1,11 @@
 """probe.json of a conformance probe, and what the facts of a ladder prove: a pure function from facts to verdicts.
 
 - A rung passes when it ran to its end and met every check; a rung that raised, crashed or hung is a Fail.
-- A rung whose error is a part that this machine lacks is Skipped, and names the part. The exception itself decides, never a line before
-  it; a module or name of Megatron or transformers that cannot be imported is never the machine's fault. A Skipped rung counts when it was
-  asked for by name; a rung that does not apply to a model never counts. Nothing that counts is a Skipped probe, never a Pass.
-- Facts that are missing, torn, or of another checkout than the one under test prove nothing: Blocked.
-- A Pass of a ladder that called none of the functions that a change touches says nothing about the change.
+- A rung whose error is a part that this machine lacks is Skipped, and names the part. The exception itself decides; a module or name of
+  Megatron or transformers that cannot be imported is never the machine's fault. A Skipped rung counts when it was asked for by name; a
+  rung that does not apply never counts. Nothing that counts is a Skipped probe, never a Pass.
+- Facts that are missing, torn, or of another checkout than the one under test prove nothing: Blocked. So does a ladder that called none of
+  the functions that a change touches.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Literal
 from pydantic import Field
 
 from seatrial.checks.bridge import JUDGES
+from seatrial.checks.bridge_rungs import RungJudgement
 from seatrial.checks.probe_facts import Facts, Row
 from seatrial.core.guarded import parse_python, read_file
 from seatrial.core.records import SCHEMA_VERSION, CheckResult, OwnVerdict, Record, RepoState
@@ -43,6 +44,11 @@ class BridgeRequest(Record):
     device: str = "cpu"
     engine: str = "transformers"
     fault: str | None = None
+
+
+def shown_model(model: str) -> str:
+    """What a model is called in tables and facts."""
+    return model if model in ladder.FAMILIES else Path(model).absolute().name
 
 
 class RungResult(Record):
@@ -123,18 +129,8 @@ class BridgeProbe(Record):
 OPTIONAL_PACKAGES = (
     *("transformer_engine", "mamba_ssm", "causal_conv1d", "flash_attn", "flashinfer", "fla", "apex", "triton", "grouped_gemm", "vllm"),
     *("deep_ep", "nvidia_resiliency_ext", "fast_hadamard_transform", "tilelang", "emerging_optimizers", "torchvision", "torchaudio"),
-    *(
-        "torch",
-        "transformers",
-        "accelerate",
-        "omegaconf",
-        "modelopt",
-        "peft",
-        "safetensors",
-        "einops",
-        "megatron.energon",
-        "multistorageclient",
-    ),
+    *("torch", "transformers", "accelerate", "omegaconf", "modelopt", "peft", "safetensors", "einops", "megatron.energon"),
+    "multistorageclient",
 )
 """Packages that Megatron takes where they are, and those that an interpreter of one's own may lack."""
 _NAMES = "|".join(re.escape(name) for name in OPTIONAL_PACKAGES)
@@ -241,13 +237,10 @@ def judge_ladder(
     core: str | None = None,
     functions: Sequence[Function] = (),
 ) -> JudgedBridgeProbe:
-    """Judge a whole run.
-
-    `trouble` says how its process ended, when not well; `core` is where Megatron-Core must come from, if known; `functions` are those
-    that the change touches.
-    """
+    """Judge a whole run. `trouble` says how its process ended, when not well; `core` is where Megatron-Core must come from, if known;
+    `functions` are those that the change touches."""
     if blocked := _worthless(facts, asked, changes, trouble, core):
-        return blocked
+        return JudgedBridgeProbe(verdict=blocked[0], reason=blocked[1], boundary=blocked[2])
     families = tuple(_family(facts, asked, model, trouble) for model in asked.models)
     verdict, reason, boundary = _sum(families)
     idle = _idle(facts, functions)
@@ -267,32 +260,27 @@ def judge_ladder(
 
 def _worthless(
     facts: Facts, asked: BridgeRequest, changes: Sequence[RepoState], trouble: str, core: str | None
-) -> JudgedBridgeProbe | None:
-    """Why nothing can be said about any rung."""
+) -> tuple[Verdict, str, Boundary] | None:
     if facts.damage:
-        return _nothing(Verdict.BLOCKED, f"facts are damaged: {facts.damage[0]}", Boundary.METRICS)
+        return (Verdict.BLOCKED, f"facts are damaged: {facts.damage[0]}", Boundary.METRICS)
     broken = facts.one("unimportable")
     if broken is not None:
         error = str(broken.get("error", ""))
         part = lacking(error)
         if part is None and changes:
-            return _nothing(Verdict.FAIL, f"the Bridge under test cannot be imported: {last_line(error)}", Boundary.PROVIDER)
-        return _nothing(Verdict.BLOCKED, f"Megatron cannot be imported: {part or last_line(error)}", Boundary.ENVIRONMENT)
+            return (Verdict.FAIL, f"the Bridge under test cannot be imported: {last_line(error)}", Boundary.PROVIDER)
+        return (Verdict.BLOCKED, f"Megatron cannot be imported: {part or last_line(error)}", Boundary.ENVIRONMENT)
     imported = facts.one("imported")
     if imported is None:
-        return _nothing(Verdict.BLOCKED, f"the ladder never began: {trouble or 'no fact says what was imported'}", Boundary.ENVIRONMENT)
+        return (Verdict.BLOCKED, f"the ladder never began: {trouble or 'no fact says what was imported'}", Boundary.ENVIRONMENT)
     if asked.device != "cpu" and imported.get("cuda") is not True:
-        return _nothing(Verdict.BLOCKED, "there is no CUDA device that this torch can use: nothing could run on one", Boundary.ENVIRONMENT)
+        return (Verdict.BLOCKED, "there is no CUDA device that this torch can use: nothing could run on one", Boundary.ENVIRONMENT)
     wanted = [(name, repo.import_root) for repo in changes for name in PACKAGES if name in repo.packages and repo.import_root]
     for package, root in (*wanted, *([("megatron.core", core)] if core else [])):
         file = str(_dict(imported.get(package)).get("file"))
         if not comes_from(file, package, root):
-            return _nothing(Verdict.BLOCKED, f"wrong import: {package} came from {file}, not from {root}", Boundary.ENVIRONMENT)
+            return (Verdict.BLOCKED, f"wrong import: {package} came from {file}, not from {root}", Boundary.ENVIRONMENT)
     return None
-
-
-def _nothing(verdict: Verdict, reason: str, boundary: Boundary) -> JudgedBridgeProbe:
-    return JudgedBridgeProbe(verdict=verdict, reason=reason, boundary=boundary)
 
 
 def _family(facts: Facts, asked: BridgeRequest, model: str, trouble: str) -> FamilyResult:
@@ -327,53 +315,39 @@ def _rung(facts: Facts, asked: BridgeRequest, model: str, rung: str, trouble: st
         return RungResult(rung=rung, title=title, verdict=Verdict.BLOCKED, reason=reason, boundary=Boundary.ENVIRONMENT)
     end = ends[0]
     state, error = str(end.get("state")), str(end.get("error", ""))
-    times = {"seconds": _number(end.get("seconds")), "cpu_seconds": _number(end.get("cpu_seconds"))}
+    found: dict[str, object]
+    part = error if state == "missing" else lacking(error)
     if state == "ran":
         rows = [row for row in facts.rows if row["fact"] not in ("rung", "shims", "called")]
-        return _measured(rung, [row for row in rows if all(row.get(key) == value for key, value in match.items())], asked.device, times)
-    part = error if state == "missing" else lacking(error)
-    if state == "not applicable":
+        rows = [row for row in rows if all(row.get(key) == value for key, value in match.items())]
+        found = _measured(JUDGES[rung](rows, asked.device))
+    elif state == "not applicable":
         found = {"verdict": Verdict.SKIPPED, "reason": f"does not apply: {error}", "counted": False, "applicable": False}
     elif part is not None:
         known = rung in OPTIONAL_RUNGS or (asked.device != "cpu" and ladder.TABLE[rung].ranks > 1)
         found = {"verdict": Verdict.SKIPPED, "reason": f"cannot run here: {part}", "counted": asked.rungs_named or not known}
     elif state == KILLED:
-        found = {
-            "verdict": Verdict.BLOCKED,
-            "reason": f"{state}: the machine ran out of memory, it seems",
-            "boundary": Boundary.ENVIRONMENT,
-        }
+        reason = f"{state}: the machine ran out of memory, it seems"
+        found = {"verdict": Verdict.BLOCKED, "reason": reason, "boundary": Boundary.ENVIRONMENT}
     else:
         found = {"verdict": Verdict.FAIL, "reason": f"{state}: {last_line(error)}", "boundary": Boundary.PROVIDER}
+    times = {key: float(end.get(key) or 0) if isinstance(end.get(key), int | float) else 0.0 for key in ("seconds", "cpu_seconds")}
     return RungResult.model_validate({"rung": rung, "title": title, **times, **found})
 
 
-def _measured(rung: str, rows: Sequence[Row], device: str, times: dict[str, float]) -> RungResult:
-    """A rung that came to its end, by its checks."""
-    found = JUDGES[rung](rows, device)
-    missed = [check for check in found.checks if not check.passed]
-    verdict, reason, boundary = Verdict.PASS, f"{len(found.checks)} checks met", None
-    if missed:
-        said = f": {missed[0].message}" if missed[0].message else ""
-        verdict, reason, boundary = Verdict.FAIL, f"{missed[0].name} ({missed[0].value}){said}", missed[0].boundary
-    elif not found.checks:
+def _measured(judged: RungJudgement) -> dict[str, object]:
+    missed = next((check for check in judged.checks if not check.passed), None)
+    verdict, reason, boundary = Verdict.PASS, f"{len(judged.checks)} checks met", None
+    if missed is not None:
+        said = f": {missed.message}" if missed.message else ""
+        verdict, reason, boundary = Verdict.FAIL, f"{missed.name} ({missed.value}){said}", missed.boundary
+    elif not judged.checks:
         verdict, reason, boundary = Verdict.BLOCKED, "vacuous: nothing was checked", Boundary.METRICS
-    return RungResult(
-        rung=rung,
-        title=ladder.TABLE[rung].title,
-        verdict=verdict,
-        reason=reason,
-        boundary=boundary,
-        figure=found.figure,
-        checks=found.checks,
-        limitations=found.limitations,
-        seconds=times["seconds"],
-        cpu_seconds=times["cpu_seconds"],
-    )
+    how = {"verdict": verdict, "reason": reason, "boundary": boundary}
+    return {**how, "figure": judged.figure, "checks": judged.checks, "limitations": judged.limitations}
 
 
 def _sum(families: Sequence[FamilyResult]) -> tuple[Verdict, str, Boundary | None]:
-    """The verdict over all families that count."""
     counted = [family for family in families if family.counted]
     verdict = worst(family.verdict for family in counted)
     if verdict is Verdict.PASS:
@@ -413,7 +387,8 @@ def _limitations(facts: Facts, asked: BridgeRequest, families: Sequence[FamilyRe
     made = [f"shim {use.id}: {use.reason} ({use.stands_for})" for use in _shims(facts) if use.state == "used"]
     made += [f"shim {use.id} was dropped: {use.note}" for use in _shims(facts) if use.state == "dropped"]
     made += [f"{family.model}: {text}" for family in families for rung in family.rungs for text in rung.limitations]
-    made += [f"{family.model}: {rung.rung} did not run: {rung.reason}" for family in families for rung in family.rungs if _left(rung)]
+    skipped = [(family, rung) for family in families for rung in family.rungs if rung.verdict is Verdict.SKIPPED and rung.applicable]
+    made += [f"{family.model}: {rung.rung} did not run: {rung.reason}" for family, rung in skipped]
     made += [f"{family.model}: {family.reason}" for family in families if not family.counted]
     if idle:
         more = f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""
@@ -433,10 +408,6 @@ def _idle(facts: Facts, functions: Sequence[Function]) -> list[Function]:
     return [function for function in functions if (function.path, function.line) not in called]
 
 
-def _left(rung: RungResult) -> bool:
-    return rung.verdict is Verdict.SKIPPED and rung.applicable
-
-
 def last_line(error: str) -> str:
     """The exception of a traceback, on one line: its last line that is not indented, with what follows it."""
     lines = [line for line in error.strip().splitlines() if line.strip()]
@@ -445,10 +416,6 @@ def last_line(error: str) -> str:
         return f"{lines[-1]} ({where})"[:400]
     start = next((place for place in reversed(range(len(lines))) if HEAD.match(lines[place])), max(0, len(lines) - 1))
     return " ".join(" ".join(lines[start:]).split())[:400]
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _dict(value: object) -> dict[str, object]:

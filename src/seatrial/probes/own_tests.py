@@ -1,16 +1,13 @@
 """The Bridge's own unit tests that match a diff, run on a CPU with our shims, and what they say about the change.
 
-- A Pass has tests that passed, none whose failure is the change's, and Megatron imported from the checkout. Tests that need CUDA or
-  Transformer Engine count as not run, pre-existing failures as such; neither is a pass.
-- The same files run at the base revision in a worktree of their own. The cache keeps their results per base, selection, environment, set
-  of shims and state of the submodule; a run without a proper end is no baseline. A base that is what is under test is refused.
+- A Pass has tests that passed, none whose failure is the change's, and Megatron imported from the checkout. None passed, or no end in
+  time, is Blocked. Tests that need CUDA or Transformer Engine count as not run, pre-existing failures as such.
+- The same files run at the base revision in a worktree of their own; the cache keeps their results. A run without a proper end is no
+  baseline, and a base that is what is under test is refused.
 - A test that passed at the base and fails now is the change's, whatever its message says; so is a file that no longer collects. Else a
-  message that says what this machine lacks (own_tests.toml, or a package) means that the test was not run. Else a test that failed in the
+  message that says what this machine lacks (own_tests.toml, or a package) means that the test was not run; else a test that failed in the
   same way at the base is pre-existing; everything that is left is the change's. A module of the checkout itself that is missing, and a
   name that cannot be imported, are never the machine's.
-- None passed is Blocked; a test that ran at the base and not now is a note. Tests that did not end in time are Blocked.
-- `dead_paths` lists paths that the guides of a checkout (skills/**/*.md) name and that are gone. Globs, placeholders and ellipses are no
-  paths; a path of whose first two directories there is nothing here may be another repository's, and is only counted.
 """
 
 from __future__ import annotations
@@ -65,13 +62,12 @@ class Guides:
 
 
 def dead_paths(root: Path) -> Guides:
-    """Read every guide of the checkout at `root`."""
     dead: list[str] = []
     elsewhere: set[str] = set()
     for guide in sorted((root / "skills").rglob("*.md")):
         name = guide.relative_to(root)
         for path, line in _named(read_text(guide)).items():
-            if _is_there(root, guide.parent, path):
+            if any((place / path).exists() for place in (root, guide.parent, root / MEGATRON)):
                 continue
             parts = PurePosixPath(path).parts
             if len(parts) > 2 and root.joinpath(*parts[:2]).is_dir():
@@ -90,10 +86,6 @@ def _named(text: str) -> dict[str, int]:
             if not _PLACEHOLDER.search(plain):
                 found.setdefault(plain, number)
     return found
-
-
-def _is_there(root: Path, beside: Path, path: str) -> bool:
-    return any((place / path).exists() for place in (root, beside, root / MEGATRON))
 
 
 PLUGIN = "seatrial.instruments.megatron.shims"
@@ -167,7 +159,6 @@ def origin(ran: OwnTestsRun, checkout: Path) -> str:
 
 
 def own_modules(checkout: Path) -> frozenset[str]:
-    """Top-level modules that the checkout itself provides."""
     roots = (checkout, checkout / "src", checkout / MEGATRON)
     return frozenset({"megatron", *(entry.stem for root in roots if root.is_dir() for entry in root.iterdir())})
 
@@ -265,7 +256,6 @@ class Signature:
 
 @cache
 def signatures() -> tuple[Signature, ...]:
-    """Those of own_tests.toml."""
     return tuple(Signature(**entry) for entry in tomllib.loads(read_text(SIGNATURES))["signature"])
 
 
@@ -327,8 +317,6 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The tests of a diff."""
-
     files: tuple[str, ...]
     notes: tuple[str, ...]
     dead: tuple[str, ...]
@@ -365,15 +353,12 @@ class OwnTests(Record):
 
 
 def select_own_tests(repo: RepoState) -> Selection:
-    """The unit tests that match the diff, and the paths that the checkout's guides name in vain."""
     root = Path(repo.path)
     files, notes = bridge_tests.tests_for_diff(repo)
     guides = dead_paths(root)
     if guides.elsewhere:
-        notes = (
-            *notes,
-            f"{guides.elsewhere} paths that its skills name are in no directory of this checkout: other repositories', it seems",
-        )
+        text = f"{guides.elsewhere} paths that its skills name are in no directory of this checkout: other repositories', it seems"
+        notes = (*notes, text)
     if not (root / MEGATRON / "megatron").is_dir():
         notes = (*notes, f"{MEGATRON} is not populated: the environment's own Megatron-Core was used")
     return Selection(files, notes, guides.dead)
@@ -389,11 +374,8 @@ def judge_own_tests(
     outcomes = [case.outcome for case in now.values()]
     gone = _gone(now, old or {})
     verdict, reason = _verdict(ran, checkout, old, kinds["real"], outcomes.count("passed"))
-    others = {
-        "skipped": outcomes.count("skipped"),
-        "need what is not here": len(kinds["not run"]),
-        "failed before": len(kinds["pre-existing"]),
-    }
+    skipped, absent, known = outcomes.count("skipped"), len(kinds["not run"]), len(kinds["pre-existing"])
+    others = {"skipped": skipped, "need what is not here": absent, "failed before": known}
     counted = ", ".join(f"{count} {word}" for word, count in others.items() if count)
     return OwnTests(
         verdict=verdict,
@@ -403,11 +385,11 @@ def judge_own_tests(
         dead=selection.dead,
         base=base if before is not None else None,
         passed=outcomes.count("passed"),
-        skipped=outcomes.count("skipped"),
+        skipped=skipped,
         failed=len(kinds["real"]),
-        not_run=len(kinds["not run"]),
+        not_run=absent,
         needs=dict(Counter(named.why for named in kinds["not run"])),
-        pre_existing=len(kinds["pre-existing"]),
+        pre_existing=known,
         failures=kinds["real"][:SHOWN],
         missing=kinds["not run"][:SHOWN],
         known=kinds["pre-existing"][:SHOWN],
@@ -417,7 +399,6 @@ def judge_own_tests(
 
 
 def _gone(now: dict[str, JUnitCase], before: dict[str, JUnitCase]) -> str:
-    """A note about tests that passed at the base and do not run now."""
     names = unseen(now, before)
     names += [name for name, case in before.items() if case.outcome == "passed" and name in now and now[name].outcome == "skipped"]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -463,10 +444,8 @@ def _nothing(ran: OwnTestsRun, checkout: Path, before: dict[str, JUnitCase]) -> 
 
 
 def own_tests(python: Path, repo: RepoState, out: Path, deadline_s: float, base: str | None, tell: Callable[[str], None]) -> OwnTests:
-    """Choose, run at the base and now, compare. Both runs have `deadline_s` together, the base at most half of it.
-
-    `base` is a revision, None when none is known.
-    """
+    """Choose, run at the base and now, compare. Both runs have `deadline_s` together, the base at most half of it. `base` is a revision,
+    None when none is known."""
     ends = time.monotonic() + deadline_s
     selection, out = select_own_tests(repo), out.absolute()
     if not selection.files:
@@ -488,14 +467,8 @@ def _before(
 ) -> tuple[str | None, tuple[JUnitCase, ...] | None, str]:
     """The commit of the base and its cases; a note when there are none."""
     if base is None:
-        return (
-            None,
-            None,
-            (
-                "no base is known (name --base): a failure that was there before counts as the change's, "
-                "and a test that ran without CUDA before and needs it now is not seen"
-            ),
-        )
+        note = "no base is known (name --base): a failure that was there before counts as the change's, "
+        return None, None, f"{note}and a test that ran without CUDA before and needs it now is not seen"
     try:
         commit = commit_to_compare(repo, base)
         return commit, baseline(place, repo, commit, files), ""

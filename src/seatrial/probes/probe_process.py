@@ -16,19 +16,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.checks.probe_facts import Facts, read_facts
-from seatrial.core.errors import UserError
+from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import read_text, write_text
 from seatrial.core.guarded import open_file, parse_json
+from seatrial.core.verdict import Boundary
 from seatrial.evidence.redact import Redactor
+from seatrial.loops import VLLM_CPU
 from seatrial.loops.console_lines import read_lines
 from seatrial.runtime.process import Outcome, ProcessSpec, Tick, run
 from seatrial.trial.preflight import child_environment
+from seatrial.trial.staging import engine_interpreters
 
 FACTS, LOG = "facts.jsonl", "run.log"
 STALL_S = 600.0
 """A server may load for minutes without a word."""
 
 Tell = Callable[[str], None]
+
+
+def vllm_python(option: str) -> Path:
+    """The interpreter of the environment with vLLM; `option` names another one."""
+    python = engine_interpreters().get(VLLM_CPU)
+    if python is None:
+        fix = f"seatrial env build {VLLM_CPU}, or name your own interpreter with {option}"
+        raise BlockedError(Boundary.ENVIRONMENT, f"the environment {VLLM_CPU} is not built", fix)
+    return python
+
+
+class ProbeInterrupted(KeyboardInterrupt):
+    """A probe was stopped: all its processes are ended, and there is no verdict."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(f"interrupted; what was found so far: {directory}")
+        self.directory = directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +62,6 @@ class Driver:
     """Checkouts under test, before everything else."""
 
     def run(self, argv: Sequence[str], log: str, deadline_s: float, tick: Callable[[Tick], None] | None = None) -> Outcome:
-        """One process, to its end or its deadline."""
         extra = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         spec = ProcessSpec(
             argv=tuple(argv),
@@ -92,13 +111,10 @@ def _cleared(line: str, redactor: Redactor) -> str:
 
 
 class Follower:
-    """Tells of each fact of one kind as it appears."""
-
     def __init__(self, path: Path, fact: str, say: Callable[[bytes], str], tell: Tell) -> None:
         self.path, self.mark, self.say, self.tell, self.read = path, f'{{"fact": "{fact}"'.encode(), say, tell, 0
 
     def tick(self, beat: Tick) -> None:
-        """Called about twice a second."""
         del beat
         self.look()
 

@@ -1,27 +1,40 @@
-"""The refit probe on the host: runs a driver in an engine's interpreter or asks a running server, judges the facts, writes the summary.
+"""`seatrial probe refit`: runs a driver in an engine's interpreter, asks a running server, or reads facts; judges, and stores the verdict.
 
-- The driver owns policy and generator, each a process of its own.
-- A vLLM server that runs already with our worker extension is compared once: its live weights against the safetensors of a directory,
-  which the server reads itself, under the same path. It is paused meanwhile: learning the map loads other values through its loader and
-  puts every bit back. Without a policy, later refits, samples and base stay unproven.
-- The shipped JSON Schemas of probe.json are made here from the types that write it; a test holds them equal.
+A vLLM server that runs already with our worker extension is compared once: its live weights against the safetensors of a directory, which
+the server reads itself, under the same path. It is paused meanwhile: learning the map loads other values through its loader and puts every
+bit back. Without a policy, later refits, samples and base stay unproven.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from seatrial.checks import refit_coverage, refit_weights
-from seatrial.checks.probe_facts import Facts, Row, proof
-from seatrial.checks.probe_refit import JudgedRefitProbe, RefitLine, RefitProbe, RefitRequest, describe, judge_refit_probe, lines
+import seatrial
+from seatrial.checks import refit_weights
+from seatrial.checks.probe_facts import Facts, Row, proof, read_all
 from seatrial.checks.refit_facts import Rows, typed
-from seatrial.checks.refit_judge import whole
+from seatrial.checks.refit_judge import (
+    TRANSPORTS,
+    JudgedRefitProbe,
+    RefitLine,
+    RefitProbe,
+    RefitRequest,
+    describe,
+    judge_refit_probe,
+    lines,
+    whole,
+)
+from seatrial.core.config import RunSection
 from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import write_json, write_text
 from seatrial.core.guarded import parse_json
 from seatrial.core.records import CheckResult, replace
 from seatrial.core.text import number, one_line
@@ -30,14 +43,21 @@ from seatrial.evidence.redact import Redactor
 from seatrial.instruments.engines.tiny_models import KINDS
 from seatrial.instruments.engines.vllm_server import ServerError, VllmClient
 from seatrial.instruments.refit.refit_driver import NO_SUCH_FAULT
+from seatrial.loops import get_loop
 from seatrial.probes.bridge_verdict import BridgeProbe
-from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, Tell, require_weights, trouble
+from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, ProbeInterrupted, Tell, require_weights, trouble, vllm_python
 from seatrial.report.build import schema_text
 from seatrial.report.markdown import prose
-from seatrial.runtime.interrupt import check_stop
+from seatrial.runtime.interrupt import Interrupted, Interruptible, check_stop
+from seatrial.trial import run_dir
 from seatrial.trial.level import SERVER_LOG
-from seatrial.trial.staging import stage
+from seatrial.trial.staging import find_interpreter, stage
 
+Engine = Literal["vllm", "transformers"]
+Transport = Literal["full", "packed", "sparse", "all"]
+DEFAULT = "tiny-llama"
+STEPS = 4
+MINUTES = 30.0
 DRIVERS = {"vllm": "seatrial.instruments.engines.vllm_loop", "transformers": "seatrial.instruments.engines.transformers_loop"}
 MAKER = "seatrial.instruments.engines.tiny_models"
 MODEL = "model"
@@ -64,7 +84,6 @@ def faults(engine: str) -> dict[str, str]:
 
 
 def require_model(model: str) -> None:
-    """A model that we make ourselves, or a directory with a configuration and weights."""
     place = Path(model)
     if model in KINDS:
         return
@@ -76,7 +95,6 @@ def require_model(model: str) -> None:
 
 
 def probe_refit(setup: RefitSetup, tell: Tell) -> JudgedRefitProbe:
-    """Run the driver to its end and judge its facts. Raises `Interrupted` when Seatrial is asked to stop."""
     redactor = Redactor(os.environ)
     driver = Driver(out=setup.out, instruments=stage(setup.out), redactor=redactor)
     model = _model(setup, driver, tell)
@@ -166,16 +184,9 @@ def _why(url: str, said: str) -> tuple[str, str]:
 def _facts(rank: str, mapped: dict[str, Any], verified: dict[str, Any], covered: dict[str, Any], version: dict[str, Any]) -> list[Row]:
     """The answers of one rank as facts, with one comparison in the place of a refit."""
     held = {"replica": rank, "incarnation": version["incarnation"], "version": version["version"]}
-    comparison = {
-        "index": 0,
-        "step": 0,
-        "transport": "attached",
-        "names": verified["names"],
-        "bytes": 0,
-        "produced": None,
-        "consumed": None,
-    }
-    comparison |= {"wrong_names": list(verified["wrong"]), "stale_names": len(verified["wrong"]), "touched_names": 0}
+    comparison = {"index": 0, "step": 0, "transport": "attached", "names": verified["names"], "bytes": 0}
+    comparison |= {"produced": None, "consumed": None, "touched_names": 0}
+    comparison |= {"wrong_names": list(verified["wrong"]), "stale_names": len(verified["wrong"])}
     comparison |= {"methods": verified["methods"], "refused": None, "wrong": verified["wrong"]}
     return [
         {"fact": "version", **held},
@@ -186,19 +197,18 @@ def _facts(rank: str, mapped: dict[str, Any], verified: dict[str, Any], covered:
 
 
 def judge_attached(facts: Facts, wanted: RefitRequest) -> JudgedRefitProbe:
-    """The verdict on one look at a server."""
     rows = typed(facts)
     wrong = refit_weights.wrong_tensors(rows)
-    checks = [whole(rows), _equal(rows), refit_coverage.methods(rows), *refit_coverage.coverage_checks(rows), _version(rows)]
+    checks = [whole(rows), _equal(rows), refit_weights.methods(rows), *refit_weights.coverage_checks(rows), _version(rows)]
     missed = [check for check in checks if not check.passed]
     limits = (
         "one look at a server: nothing is said about the refits that led here or that follow",
         "the server read the files itself: on another host they may be others under the same path",
         *refit_weights.weaker(rows),
-        *refit_coverage.coverage_limitations(rows),
+        *refit_weights.coverage_limitations(rows),
     )
     split = len(rows.refits) > 1 and any(row.unconsumed for row in rows.coverages)
-    refused = refit_coverage.refused_all(rows)
+    refused = refit_weights.refused_all(rows)
     made = JudgedRefitProbe(verdict=Verdict.PASS, reason="", checks=tuple(checks), wrong=wrong, refits=lines(rows), limitations=limits)
     if wrong:
         reason = f"the server does not hold the weights of {wanted.model}: {describe(wrong[0])}"
@@ -252,6 +262,7 @@ def refit_summary(probe: RefitProbe, out: Path | None) -> str:
         f"Requested coverage: refit proof; {prose('; '.join(filter(None, asked)))}",
         f"Model: {prose(wanted.model or 'as in the facts')}",
     ]
+    more = [f"and {len(judged.wrong) - SHOWN} more, in probe.json"] if len(judged.wrong) > SHOWN else []
     evidence = [f"Command: {' '.join(probe.command)}"]
     evidence += [f"Interpreter: {probe.python}"] if probe.python else []
     evidence += [f"Refits: {len(judged.refits)}, {sum(row.bytes for row in judged.refits)} bytes"] if wanted.source != "attach" else []
@@ -259,7 +270,7 @@ def refit_summary(probe: RefitProbe, out: Path | None) -> str:
     evidence += [f"Facts and logs: {out}"] if out else []
     sections = (
         ("Checks", (check_line(check) for check in judged.checks)),
-        ("Wrong tensors", [*map(describe, judged.wrong[:SHOWN]), *_more(len(judged.wrong))]),
+        ("Wrong tensors", [*map(describe, judged.wrong[:SHOWN]), *more]),
         ("Evidence", evidence),
         ("Limitations", judged.limitations),
         ("Follow-ups", _follow_ups(judged, wanted.source)),
@@ -268,19 +279,13 @@ def refit_summary(probe: RefitProbe, out: Path | None) -> str:
 
 
 def section(title: str, bullets: Iterable[str]) -> str:
-    """A heading with its bullets, or with none."""
     return "\n".join([f"{title}:", *([f"- {prose(bullet)}" for bullet in bullets] or ["- none"])])
 
 
 def check_line(check: CheckResult) -> str:
-    """One check with what it measured."""
     wanted = f" (wanted: {check.threshold})" if check.threshold else ""
     said = f": {check.message}" if check.message else ""
     return f"{check.name}: {'met' if check.passed else 'MISSED'} - {number(check.value)}{wanted}{said}"
-
-
-def _more(count: int) -> list[str]:
-    return [f"and {count - SHOWN} more, in probe.json"] if count > SHOWN else []
 
 
 def _spread(judged: JudgedRefitProbe) -> str:
@@ -298,7 +303,6 @@ def _follow_ups(judged: JudgedRefitProbe, source: str) -> list[str]:
 
 
 def refit_table(refits: Iterable[RefitLine]) -> str:
-    """One line per refit, in columns."""
     head = ("refit", "step", "version", "replica", "transport", "MB", "changed", "stale before", "wrong after", "proven by")
     return columns([head, *(_cells(row) for row in refits)])
 
@@ -327,3 +331,141 @@ def schemas() -> dict[str, str]:
         "probe-refit.schema.json": schema_text("probe-refit", RefitProbe),
         "probe-bridge.schema.json": schema_text("probe-bridge", BridgeProbe),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefitOptions:
+    """The options of `seatrial probe refit`; None: not given."""
+
+    model: str | None = None
+    engine: Engine | None = None
+    steps: int | None = None
+    transport: Transport | None = None
+    python: Path | None = None
+    fault: str | None = None
+    attach: str | None = None
+    weights: Path | None = None
+    facts: Path | None = None
+    out: Path | None = None
+    minutes: float = MINUTES
+    server: Sequence[str] = ()
+    command: Sequence[str] = ()
+    """How Seatrial was called, for the record."""
+
+    @property
+    def engine_used(self) -> Engine:
+        return self.engine or "transformers"
+
+
+def run_refit_probe(options: RefitOptions, tell: Tell, tell_build: Tell) -> tuple[RefitProbe, Path | None]:
+    """The probe, and the directory that holds its evidence; None where facts were judged and no place was named."""
+    require_one_source(options)
+    if options.facts is not None:  # nothing is written unless a place is named
+        transports = () if options.transport is None else _transports(options.transport)
+        wanted = RefitRequest(source="facts", model=str(options.facts), transports=transports)
+        facts = read_all(options.facts)
+        return _store(options, wanted, judge_refit_probe(facts, wanted), _directory(options) if options.out else None, facts)
+    if options.attach is not None and options.weights is not None:
+        wanted = RefitRequest(source="attach", engine=options.attach, model=str(options.weights))
+        facts = ask_server(options.attach, options.weights, 60 * options.minutes)
+        return _store(options, wanted, judge_attached(facts, wanted), _directory(options), facts)
+    if options.fault is not None:
+        require_fault(options.fault, options.engine_used)
+    if options.server and options.engine_used != "vllm":
+        raise UserError(f"{options.server[0]}: options for a server have no meaning without one", "add --engine vllm, or leave them out")
+    return _drive(options, tell, tell_build)
+
+
+def require_one_source(options: RefitOptions) -> None:
+    """A run of ours, a server that runs already, or facts: one of the three, with its own options only."""
+    driven = {
+        "--model": options.model,
+        "--engine": options.engine,
+        "--steps": options.steps,
+        "--python": options.python,
+        "--fault": options.fault,
+        "SERVER OPTIONS": options.server or None,
+    }
+    attach, weights, facts = options.attach, options.weights, options.facts
+    given = [name for name, value in driven.items() if value is not None]
+    if attach is not None and facts is not None:
+        raise UserError("--attach and --facts are both given", "look at a server or at facts: leave one of them out")
+    if attach is not None and (given or options.transport is not None):
+        raise UserError(
+            f"--attach looks at a server that runs already: {(given or ['--transport'])[0]} has no meaning there", "leave one out"
+        )
+    if facts is not None and given:
+        raise UserError(f"--facts judges what another run left: {given[0]} has no meaning there", "leave one out")
+    if (attach is None) != (weights is None):
+        missing, there = ("--weights DIR", "--attach") if attach is not None else ("--attach URL", "--weights")
+        raise UserError(f"{there} is given without {missing.split()[0]}", f"add {missing}")
+
+
+def require_fault(fault: str, engine: Engine) -> None:
+    known = faults(engine)
+    if fault not in known:
+        close = difflib.get_close_matches(fault, known, n=1)
+        fix = f"use {close[0]}" if close else f"seatrial probe refit --engine {engine} --fault list"
+        raise UserError(f"unknown fault {fault!r} of the engine {engine}; known: {', '.join(known)}", fix)
+
+
+def _interpreter(engine: Engine, own: Path | None, tell: Tell) -> Path:
+    """The interpreter that the engine runs in; the opt-in environment of vLLM is never built by the way."""
+    if own is not None or engine == "transformers":  # the default loop's environment has torch and transformers
+        return find_interpreter(get_loop(RunSection().loop), own, tell).python
+    return vllm_python("--python")
+
+
+def _directory(options: RefitOptions) -> Path:
+    return run_dir.named_directory(options.out) if options.out is not None else run_dir.new_directory(Path("trials"), "probe-refit")
+
+
+def _transports(transport: Transport) -> tuple[str, ...]:
+    return TRANSPORTS if transport == "all" else (transport,)
+
+
+def _drive(options: RefitOptions, tell: Tell, tell_build: Tell) -> tuple[RefitProbe, Path | None]:
+    model, steps, transports = options.model or DEFAULT, options.steps or STEPS, _transports(options.transport or "all")
+    if steps < len(transports):
+        raise UserError(
+            f"--steps {steps}: each of {len(transports)} transports needs a step", f"--steps {len(transports)}, or --transport full"
+        )
+    require_model(model)
+    wanted = RefitRequest(source="driver", engine=options.engine_used, model=model, steps=steps, transports=transports, fault=options.fault)
+    began, seconds = time.monotonic(), 60 * options.minutes
+    with Interruptible():
+        interpreter = _interpreter(options.engine_used, options.python, tell_build)
+        setup = RefitSetup(wanted=wanted, python=interpreter, out=_directory(options), deadline_s=seconds, server=tuple(options.server))
+        try:
+            judged = probe_refit(setup, tell)
+        except Interrupted:
+            raise ProbeInterrupted(setup.out) from None
+    return _store(options, wanted, judged, setup.out, python=interpreter, seconds=time.monotonic() - began)
+
+
+def _store(
+    options: RefitOptions,
+    wanted: RefitRequest,
+    judged: JudgedRefitProbe,
+    place: Path | None,
+    facts: Facts | None = None,
+    python: Path | None = None,
+    seconds: float = 0,
+) -> tuple[RefitProbe, Path | None]:
+    """The probe as a record; in its place, if it has one: facts that were read elsewhere, summary.md and probe.json."""
+    made = RefitProbe(
+        seatrial=seatrial.__version__,
+        created=run_dir.now(),
+        command=tuple(Redactor(os.environ).value(list(options.command))),
+        wanted=wanted,
+        python=str(python) if python else None,
+        seconds=round(seconds, 2),
+        judged=judged,
+    )
+    if place is not None:
+        if facts is not None:  # damage is in probe.json
+            write_text(place / FACTS, "".join(dumps(row, ensure_ascii=False) + "\n" for row in facts.rows))
+        # The verdict last: where it lies, everything else does, too.
+        write_text(place / "summary.md", refit_summary(made, place))
+        write_json(place / "probe.json", made)
+    return made, place

@@ -1,13 +1,10 @@
 """One forward pass of a model that may be spread over ranks, with whole logits on every rank; and where two passes part, and why.
 
-- Tensor parallel: Megatron gathers the vocabulary, and its padding is cut off. Pipeline: Megatron's own schedule runs the stages; the last
-  one's logits are broadcast. Context parallel: the sequence is cut as Megatron cuts it, and put together again. Sequence parallel needs
-  nothing here; the width must divide by the ranks. On a single rank the result can be differentiated.
-- `first` names the first module of Megatron whose output is not that of its transformers counterpart. Both models run once with hooks;
-  a table pairs modules in the order in which they run. A pair that one side lacks, or whose shapes differ, is left out and counted. The
-  noise at each place is measured: how far transformers in float32 is from transformers in float64 there.
+- Tensor parallel: Megatron gathers the vocabulary, and its padding is cut off. Pipeline: Megatron's own schedule runs the stages.
+  Context parallel: the sequence is cut as Megatron cuts it, and put together again. On a single rank the result can be differentiated.
+- `first` names the first module of Megatron whose output is not that of its transformers counterpart: a table pairs modules, hooks keep
+  their outputs, and the noise at each place is how far transformers in float32 is from transformers in float64 there.
 - A module that differs although its inputs agree is explained by its parameters, their place, its function or a setting that differs.
-  A setting is named when both models have it and the values differ.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ def logprobs(session: BridgeSession, chunks: list[Any], rows: Sequence[Sequence[
 
 
 def reference(session: BridgeSession, tokens: Any, dtype: str) -> Any:
-    """What transformers gives, by its plain code: grouped kernels of experts have no float64."""
     import torch
 
     model = plain_hf(session, dtype)
@@ -102,7 +98,6 @@ def _my_places(width: int) -> list[int]:
 
 
 def _whole_sequence(made: Any, mine: list[int]) -> Any:
-    """The pieces of all context-parallel ranks in the order of the sequence."""
     import torch
     from megatron.core import parallel_state
 
@@ -117,11 +112,19 @@ def _whole_sequence(made: Any, mine: list[int]) -> Any:
     return torch.cat(pieces, 1)[:, torch.cat(places).argsort()]
 
 
+def scheduled(chunks: list[Any], step: Callable[..., Any], rows: int, width: int, **options: Any) -> Any:
+    """Megatron's own schedule over the stages of a pipeline, for one batch."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    iterators = [None] * len(chunks)
+    sizes = {"num_microbatches": 1, "seq_length": width, "micro_batch_size": rows}
+    return get_forward_backward_func()(forward_step_func=step, data_iterator=iterators, model=chunks, **sizes, **options)
+
+
 def _through_stages(session: BridgeSession, chunks: list[Any], inputs: Any, positions: Any) -> Any:
     """Megatron's forward-only schedule; every stage gets what the last one made."""
     import torch
     from megatron.core import parallel_state
-    from megatron.core.pipeline_parallel import get_forward_backward_func
 
     def collect(output: Any, non_loss_data: bool) -> Any:
         return output if non_loss_data else (output.sum(), {})
@@ -129,16 +132,8 @@ def _through_stages(session: BridgeSession, chunks: list[Any], inputs: Any, posi
     def step(_data: Any, chunk: Any) -> tuple[Any, Any]:
         return chunk(inputs, positions, None, runtime_gather_output=True), collect
 
-    made = get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=[None] * len(chunks),
-        model=chunks,
-        num_microbatches=1,
-        seq_length=inputs.shape[1] * parallel_state.get_context_parallel_world_size(),
-        micro_batch_size=inputs.shape[0],
-        forward_only=True,
-        collect_non_loss_data=True,
-    )
+    width = inputs.shape[1] * parallel_state.get_context_parallel_world_size()
+    made = scheduled(chunks, step, inputs.shape[0], width, forward_only=True, collect_non_loss_data=True)
     box: list[Any] = [made[0].detach().cpu() if parallel_state.is_pipeline_last_stage() else None]
     source = parallel_state.get_pipeline_model_parallel_last_rank()
     torch.distributed.broadcast_object_list(box, src=source, group=parallel_state.get_pipeline_model_parallel_group())
@@ -159,10 +154,8 @@ def unequal(exported: dict[str, Any], disk: dict[str, Any], below: str = "") -> 
 
 
 def kind(module: Any, hf_name: str, what: str, exported: dict[str, Any], disk: dict[str, Any]) -> str:
-    """What is wrong with the module of Megatron, as far as its own weight and the export can tell.
-
-    The export alone proves no innocence: weights that were exchanged on import are exchanged back by it.
-    """
+    """What is wrong with the module of Megatron, as far as its own weight and the export can tell. The export alone proves no innocence:
+    weights that were exchanged on import are exchanged back by it."""
     own = [name for name in disk if name.startswith(f"{hf_name}.")]
     if not own and hf_name.endswith("lm_head"):
         return "place of the parameters, or function: the head has none of its own, it is tied to the embedding"
@@ -186,12 +179,8 @@ def _holds(module: Any, stored: Any) -> bool:
     return bool(torch.equal(mine.detach().cpu(), stored.to(mine.dtype)))
 
 
-def unequal_settings(chunks: list[Any], hf: Any, megatron_name: str, hf_name: str, what: str) -> str:
-    """Settings of the two modules that differ, in words; empty when none was found."""
-    return "; ".join(_differences(unwrapped(chunks[0]), hf, megatron_name, hf_name, what))
-
-
-def _differences(ours: Any, hf: Any, megatron_name: str, hf_name: str, what: str) -> Iterator[str]:
+def unequal_settings(ours: Any, hf: Any, megatron_name: str, hf_name: str, what: str) -> Iterator[str]:
+    """Settings of the two modules that differ, in words."""
     mine, theirs = dict(ours.named_modules()).get(megatron_name), dict(hf.named_modules()).get(hf_name)
     one, two = _epsilon(mine), _epsilon(theirs)
     if one is not None and two is not None and one != two:
@@ -228,7 +217,6 @@ def _rotary(ours: Any, hf: Any) -> Iterator[str]:
 
 
 def _activation(config: Any, theirs: Any) -> Iterator[str]:
-    """Both activations of the same numbers."""
     import torch
 
     if theirs is None:
@@ -284,8 +272,6 @@ NORMED_TWICE = ("self_attention.linear_proj", "mlp")
 
 @dataclass
 class SeenModules:
-    """One place in both models."""
-
     megatron: str
     hf: str
     layer: int | None
@@ -300,10 +286,8 @@ class SeenModules:
 
 
 def first(session: BridgeSession, chunks: list[Any], tokens: Any, exported: dict[str, Any], disk: dict[str, Any]) -> dict[str, Any]:
-    """The first place where the models part, what kind of difference it is, and how many places were compared.
-
-    Every rank of a parallel model calls it: sharded outputs are gathered. Ranks of other stages have other places.
-    """
+    """The first place where the models part, what kind of difference it is, and how many places were compared. Every rank of a parallel
+    model calls it: sharded outputs are gathered. Ranks of other stages have other places."""
     plain = plain_hf(session, "float32")
     hf, exact = _run_hf(plain, tokens.to(session.device)), _run_hf(plain_hf(session, "float64"), tokens.to(session.device))
     ours = _run_megatron(session, chunks, tokens)
@@ -323,28 +307,18 @@ def first(session: BridgeSession, chunks: list[Any], tokens: Any, exported: dict
         seen.append(place)
     wrong = [place for place in seen if place.off()]
     split = {"positions": axes[1], "features": axes[2]}
-    found = {
-        "compared": len(seen),
-        "off": len(wrong),
-        "left_out": left_out[:20],
-        "split": split,
-        "first": None,
-        "kind": "",
-        "suspicion": "",
-    }
+    found = {"compared": len(seen), "off": len(wrong), "left_out": left_out[:20], "split": split}
+    found |= {"first": None, "kind": "", "suspicion": ""}
     if wrong:
         found["first"] = vars(wrong[0])
-        found["kind"] = kind(_module(chunks, wrong[0].megatron), wrong[0].hf, wrong[0].what, exported, disk)
-        found["suspicion"] = unequal_settings(chunks, plain, wrong[0].megatron, wrong[0].hf, wrong[0].what)
+        model = unwrapped(chunks[0])
+        module = dict(model.named_modules()).get(wrong[0].megatron)
+        found["kind"] = kind(module, wrong[0].hf, wrong[0].what, exported, disk)
+        found["suspicion"] = "; ".join(unequal_settings(model, plain, wrong[0].megatron, wrong[0].hf, wrong[0].what))
     return found
 
 
-def _module(chunks: list[Any], name: str) -> Any:
-    return dict(unwrapped(chunks[0]).named_modules()).get(name)
-
-
 def _places(chunks: list[Any], hf: Any) -> list[tuple[SeenModules, Pair]]:
-    """Every pair of modules of this rank's part of the model, in the order of the forward pass."""
     names = dict(hf.named_modules())
     base = next((name.removesuffix("layers") for name in names if name == "layers" or name.endswith(".layers")), "model.")
     made = [(SeenModules("embedding", f"{base}embed_tokens", None, ""), Pair("embedding", ()))]
@@ -374,7 +348,6 @@ def _layer(name: str, modules: dict[str, Any], number: int, hf_name: str, hf_mod
 
 
 def _hooked(model: Any, keep: Callable[[str, str, Any], None], run: Callable[[], Any]) -> None:
-    """Run a model and keep what goes into and comes out of every module."""
     import torch
 
     def hook(name: str) -> Any:
@@ -466,10 +439,8 @@ def _part(value: Any, part: str, chunks: list[Any]) -> Any:
 
 
 def _gathered(value: Any, want: Any) -> tuple[Any, int]:
-    """A sharded output put together, and along which axis: 1 positions (sequence parallel), 2 features (tensor parallel), 0 none.
-
-    Padding is cut off.
-    """
+    """A sharded output put together, and along which axis: 1 positions (sequence parallel), 2 features (tensor parallel), 0 none. Padding
+    is cut off."""
     import torch
     from megatron.core import parallel_state
 

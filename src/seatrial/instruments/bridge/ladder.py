@@ -1,15 +1,12 @@
 """Driver of the conformance ladder: `python -m seatrial.instruments.bridge.ladder PLAN OUT`, where Megatron and transformers are.
 
 PLAN is JSON: `device`, `models` (name -> directory, or null for a family that is made here), `items` (each a model, a rung and a fault
-or null), `options`, `patience` (a factor of deadlines) and `watch` (changed files -> the names they are reported by). On a CPU the Bridge
-is imported once, and every item then runs in forked processes of its own, one per rank; on a GPU it runs in a worker that was started for
-it. Each has a deadline: neither a crash nor parallel state of one rung reaches the next.
-
+or null), `options`, `patience` (a factor of deadlines) and `watch` (changed files -> the names they are reported by).
 OUT/facts.jsonl gets what the rungs found, how each ended (`rung`), what was imported from where (`imported`), which shims took part
 (`shims`), and which functions of watched files were called (`called`). The host judges them.
 
-Where forking is impossible (what Megatron imports touches CUDA), `Workers` runs one rung each: a worker imports everything, waits for its
-job on standard input, does it and ends. A few are started ahead.
+On a CPU the Bridge is imported once, and every item runs in forked processes of its own, one per rank. What Megatron imports touches CUDA,
+so on a GPU `Workers` run one item each, and a few are started ahead. Neither a crash nor parallel state of one rung reaches the next.
 """
 
 from __future__ import annotations
@@ -85,7 +82,6 @@ class Workers:
         return code, seconds, cpu
 
     def _begun(self, worker: subprocess.Popen[str], mark: Path) -> bool:
-        """Whether the worker came as far as its job."""
         limit = time.monotonic() + IMPORT_S
         while not mark.exists():
             if worker.poll() is not None:
@@ -104,8 +100,6 @@ GRACE_S = 20.0
 
 
 class Ladder:
-    """One run of a plan."""
-
     def __init__(self, plan: dict[str, Any], out: Path) -> None:
         self.plan, self.out, self.facts = plan, out, out / "facts.jsonl"
         self.device: str = plan["device"]
@@ -114,7 +108,6 @@ class Ladder:
         self.workers: Workers | None = None
 
     def run(self) -> None:
-        """What was imported, then every item, in order."""
         if self.device == "cpu":
             self.imported()
             self.items()
@@ -136,7 +129,6 @@ class Ladder:
         self.write("imported", **origins())
 
     def items(self) -> None:
-        """Every item of a model that there is."""
         places = {name: Path(place) if place else self.made(name) for name, place in self.plan["models"].items()}
         for item in self.plan["items"]:
             place = places[item["model"]]
@@ -144,7 +136,6 @@ class Ladder:
                 self.item(item, place)
 
     def made(self, name: str) -> Path | None:
-        """The tiny checkpoint of a family, or None when it cannot be made, which is then a fact."""
         place, errors = self.out / "models" / name, self.out / "rungs" / f"{name}-made"
         if self.workers is None:
             state, error, _, _ = fork_all([lambda: rungs.ensure_family(name, place)], MAKE_S, errors)
@@ -154,7 +145,6 @@ class Ladder:
         return place if state == "ran" else None
 
     def item(self, item: dict[str, Any], directory: Path) -> None:
-        """One rung of one model."""
         model, name, fault = item["model"], item["rung"], item.get("fault")
         rung = rungs.TABLE[name]
         place = self.out / "rungs" / "-".join(filter(None, (model, name, fault)))
@@ -175,16 +165,12 @@ class Ladder:
         """A job in a worker: how it ended, its error, seconds and CPU seconds."""
         assert self.workers is not None
         code, seconds, cpu = self.workers.run(job, place, deadline_s)
-        known = {number: name for name, number in ENDED.items()}
-        state = (
-            "deadline" if code is None else known.get(code, f"killed by signal {-code}" if code < 0 else f"killed with exit code {code}")
-        )
+        state = "deadline" if code is None else f"killed by signal {-code}" if code < 0 else _named(code)
         error = place / "error-0"
         text = f"no end within {deadline_s:.0f} s" if code is None else error.read_text(encoding="utf-8") if error.is_file() else ""
         return state, text, seconds, cpu
 
     def write(self, fact: str, **fields: Any) -> None:
-        """One fact of the driver's own."""
         facts.append(self.facts, {"fact": fact, **fields})
 
 
@@ -226,7 +212,7 @@ def _bound(rank: Rank, store: Path, watch: dict[str, str]) -> Callable[[], None]
     def work() -> None:
         _world(rank, store)
         if rank.fault:
-            faults.apply_fault(rank.fault)
+            faults.FAULTS[rank.fault].apply()
         seen = _watched(watch)
         try:
             module, _, function = rungs.TABLE[rank.rung].run.partition(":")
@@ -266,10 +252,8 @@ def _world(rank: Rank, store: Path) -> None:
 
 
 def fork_all(work: list[Callable[[], Any]], deadline_s: float, place: Path) -> tuple[str, str, float, float]:
-    """Run each in a process of its own: how they ended, the error of the first that failed, seconds, and CPU seconds.
-
-    A rank that fails leaves the others waiting for it: they are ended.
-    """
+    """Run each in a process of its own: how they ended, the error of the first that failed, seconds, and CPU seconds. A rank that fails
+    leaves the others waiting for it: they are ended."""
     place.mkdir(parents=True, exist_ok=True)
     began, before = time.monotonic(), os.times()
     sys.stdout.flush()
@@ -307,7 +291,10 @@ def fork_all(work: list[Callable[[], Any]], deadline_s: float, place: Path) -> t
 def _state(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"killed by signal {os.WTERMSIG(status)}"
-    code = os.WEXITSTATUS(status)
+    return _named(os.WEXITSTATUS(status))
+
+
+def _named(code: int) -> str:
     return next((name for name, known in ENDED.items() if known == code), f"killed with exit code {code}")
 
 
@@ -360,7 +347,6 @@ def prepare() -> None:
 
 
 def origins() -> dict[str, Any]:
-    """Versions, and the files that packages were imported from."""
     import torch
 
     found: dict[str, Any] = {"python": sys.version.split()[0], "cuda": torch.cuda.is_available()}
@@ -371,7 +357,6 @@ def origins() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the plan of the command line."""
     if sys.argv[1:] == ["--worker"]:
         worker()
         return

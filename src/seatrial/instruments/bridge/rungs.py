@@ -1,11 +1,9 @@
 """The rungs of the conformance ladder in order, what a rung's process gets (`Rank`, `BridgeSession`), and the models made for it.
 
-- A rung measures and writes facts; the host judges them. It runs in processes of its own, one per rank.
 - The checkout under test builds, imports, runs and exports the model; set here are sizes, precision and the fusions that need CUDA
   kernels. Every rank calls every function: exports and gathered logits are whole on each of them.
-- `FAMILIES` has every architecture that the Bridge is known to support: how to make a tiny checkpoint, or `needs`, the exact part without
-  which the family cannot run here. Sizes make mistakes visible: two KV groups (TP=2), and a vocabulary, rotary base, norm epsilon and
-  head size that differ from every default. No weight is a plain 0 or 1.
+- `FAMILIES` has every architecture that the Bridge is known to support: how to make a tiny checkpoint, or `needs`, the part without which
+  the family cannot run here. Sizes make mistakes visible: vocabulary, rotary base, norm epsilon and head size differ from every default.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from seatrial.instruments.megatron import shims
 
 @dataclass(frozen=True)
 class Rung:
-    """One question to the Bridge under test."""
-
     title: str
     run: str
     """`module:function`, below this package."""
@@ -53,27 +49,16 @@ TABLE: dict[str, Rung] = {
 
 
 SEED = 11
-UNFUSED = {
-    "persist_layer_norm": False,
-    "gradient_accumulation_fusion": False,
-    "masked_softmax_fusion": False,
-    "bias_activation_fusion": False,
-    "bias_dropout_fusion": False,
-    "apply_rope_fusion": False,
-    "cross_entropy_loss_fusion": False,
-    "moe_grouped_gemm": False,
-    "moe_permute_fusion": False,
-    "moe_router_fusion": False,
-    "use_cpu_initialization": True,
-    "transformer_impl": "local",
-}
+FUSIONS = (
+    *("persist_layer_norm", "gradient_accumulation_fusion", "masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion"),
+    *("apply_rope_fusion", "cross_entropy_loss_fusion", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion"),
+)
+UNFUSED = {**dict.fromkeys(FUSIONS, False), "use_cpu_initialization": True, "transformer_impl": "local"}
 """Settings of a provider that are CUDA kernels."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many ranks share the model, by kind."""
-
     tp: int = 1
     pp: int = 1
     ep: int = 1
@@ -96,7 +81,6 @@ class BridgeSession:
             shims.add(self.bridge)
 
     def torch_dtype(self) -> Any:
-        """The precision of the weights."""
         import torch
 
         return getattr(torch, self.dtype)
@@ -171,14 +155,12 @@ def _transformer_engine() -> bool:
 
 
 def tokens(vocabulary: int, rows: int = 4, width: int = 16, seed: int = 3) -> Any:
-    """Token ids for a forward pass, the same on every rank."""
     import torch
 
     return torch.randint(0, vocabulary, (rows, width), generator=torch.Generator().manual_seed(seed))
 
 
 def unwrapped(chunk: Any) -> Any:
-    """The model below DDP and precision wrappers."""
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
@@ -218,7 +200,6 @@ class Rank:
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Rank:
-        """From what `plain` gave."""
         return cls(**{**fields, **{key: Path(fields[key]) for key in ("directory", "out", "facts")}})
 
     def write(self, fact: str, **fields: Any) -> None:
@@ -227,16 +208,13 @@ class Rank:
             facts.append(self.facts, {"fact": fact, "model": self.model, "rung": self.rung, "fault": self.fault, **fields})
 
     def say(self, text: str) -> None:
-        """Progress, for people."""
         if self.rank == 0:
             print(f"seatrial: {self.model}: {self.rung}: {text}", flush=True)
 
     def session(self, dtype: str = "float32") -> BridgeSession:
-        """The model through the Bridge under test."""
         return BridgeSession(self.directory, self.device, dtype)
 
     def config(self) -> Any:
-        """The HF configuration of the text model."""
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(self.directory, local_files_only=True).get_text_config()
@@ -410,13 +388,7 @@ def ensure_family(name: str, directory: Path) -> Path:
     return tiny_models.whole(directory, lambda place: _make(family, place))
 
 
-def of_architecture(architecture: str) -> str | None:
-    """The first family that has the architecture."""
-    return next((name for name, family in FAMILIES.items() if family.architecture == architecture), None)
-
-
 def family_settings(family: Family) -> dict[str, Any]:
-    """Arguments of the configuration's class."""
     fixed = {"tie_word_embeddings": family.tied, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     return {**{key: value for key, value in {**SIZES, **family.fields}.items() if value is not None}, **fixed}
 

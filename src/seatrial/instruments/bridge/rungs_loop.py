@@ -1,10 +1,8 @@
 """Rung loop: generate in a process of its own, reward, policy-gradient step on the Megatron model, Bridge export, refit; many steps.
 
-- The loop is that of the refit probe: every refit is compared before and after, name by name, by the bits of the live weights.
+- The loop is that of the refit probe, with `MegatronPolicy` as the policy. A transformers generator keeps the experts of a checkpoint in
+  fused parameters: only for it, and only where names differ, the export goes through transformers' own loader on its way out.
 - Before the first step both sides hold the same bits: `token_mult_prob_error` there (step 0) is the floor of this device and dtype.
-- `MegatronPolicy` has the interface of `transformers_loop.TrainedPolicy`: Megatron's DDP and distributed optimizer, exported by the Bridge.
-  A transformers generator keeps the experts of a checkpoint in fused parameters: only for it, and only where names differ, the export
-  goes through transformers' own loader on its way out.
 - Two controls use the generator of the real run: one never refits it, one has a learning rate of zero.
 - After the last step the export is imported again, by the Bridge, into a second model: it must be the policy, parameter by parameter.
 
@@ -43,7 +41,6 @@ where wrong weights show in no log-probability; with less the reward hardly rise
 
 
 def reward(tokens: Sequence[int]) -> float:
-    """The share of wanted tokens."""
     return sum(token % WANTED == 0 for token in tokens) / len(tokens)
 
 
@@ -80,7 +77,6 @@ class MegatronPolicy(transformers_loop.TrainedPolicy):
         self._target = Fused(session) if fused else None
 
     def exported(self) -> dict[str, Any]:
-        """What the Bridge exports: the names of the checkpoint."""
         return self.session.export(self.chunks)
 
     def export(self) -> dict[str, Any]:
@@ -89,7 +85,6 @@ class MegatronPolicy(transformers_loop.TrainedPolicy):
         return made if self._target is None else self._target.named(made)
 
     def step(self, completions: Sequence[Sequence[int]]) -> float:
-        """One policy-gradient step; the mean reward."""
         import torch
         from megatron.core.distributed import finalize_model_grads
 
@@ -109,7 +104,6 @@ class MegatronPolicy(transformers_loop.TrainedPolicy):
         return mean
 
     def logprobs(self, completions: Sequence[Sequence[int]]) -> list[list[float]]:
-        """What the policy itself gives the completions."""
         import torch
 
         with torch.no_grad():
@@ -121,8 +115,6 @@ class MegatronPolicy(transformers_loop.TrainedPolicy):
 
 
 class Fused:
-    """How transformers names what a checkpoint holds."""
-
     def __init__(self, session: BridgeSession) -> None:
         model = session.hf()
         self.session, self.owner, self.config = session, type(model), model.config
@@ -186,16 +178,17 @@ def no_learning(rank: Rank, loop: Loop, policy: MegatronPolicy, last: int, steps
     rows = [row for row in read(loop.driver.facts) if row["fact"] == "refit"]
     kept = [{key: row[key] for key in ("step", "changed", "wrong_names", "refused")} for row in rows]
     still = [len(names) for names in policy.unmoved]
-    rank.write("control", run="no-learning", rewards=policy.rewards, still=still, parameters=count(policy), refits=kept)
-
-
-def count(policy: MegatronPolicy) -> int:
-    """How many parameters the Megatron model has."""
-    return sum(1 for _ in policy.model.named_parameters())
+    rank.write(
+        "control",
+        run="no-learning",
+        rewards=policy.rewards,
+        still=still,
+        parameters=sum(1 for _ in policy.model.named_parameters()),
+        refits=kept,
+    )
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The facts that a loop wrote."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -211,20 +204,18 @@ class Seeded(Engine):
     """Samples that are independent: from one seed for a whole batch, vLLM draws the same numbers for each of its prompts."""
 
     def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> dict[str, Any]:
-        """Completions of equal length."""
         seeds = [seed * len(prompts) + index for index in range(len(prompts))]
         return stamped(self.client.rollouts(prompts, length, seeds, min_tokens=length, ignore_eos=True))
 
 
 def run_loop(rank: Rank) -> None:
-    """Start the generator, run the loop and its controls."""
     options, config = rank.options or {}, rank.config()
-    engine, note = chosen(rank, config)
+    engine = chosen(rank, config)
     steps = int(options.get("steps") or STEPS)
     rate = float(options.get("rate") or RATE_BY_WIDTH / config.hidden_size)
     dtype = str(config.dtype or "float32").removeprefix("torch.")
     experts = experts_of(config)
-    rank.write("setup", engine=engine, note=note, steps=steps, rate=rate, dtype=dtype, experts=experts)
+    rank.write("setup", engine=engine, steps=steps, rate=rate, dtype=dtype, experts=experts)
     session = rank.session(dtype)
 
     def policy(rate: float) -> MegatronPolicy:
@@ -243,19 +234,14 @@ def run_loop(rank: Rank) -> None:
 
 
 def learn(rank: Rank, loop: Loop, session: BridgeSession, steps: int) -> None:
-    """The real run, after its base was compared."""
     train(loop, 1, steps)
     loop.driver.end()
     policy = loop.policy
     assert isinstance(policy, MegatronPolicy)
-    rows, unmoved = read(loop.driver.facts), [_capped(names) for names in policy.unmoved]
+    rows, unmoved = read(loop.driver.facts), [{"count": len(names), "names": names[:20]} for names in policy.unmoved]
     rank.write("loop", run="learn", rewards=policy.rewards, unmoved=unmoved, rows=rows)
     off = reimported(session, policy, rank.out / "export")
-    rank.write("reimport", parameters=count(policy), unequal=off[:20], unequal_count=len(off))
-
-
-def _capped(names: list[str]) -> dict[str, Any]:
-    return {"count": len(names), "names": names[:20]}
+    rank.write("reimport", parameters=sum(1 for _ in policy.model.named_parameters()), unequal=off[:20], unequal_count=len(off))
 
 
 def reimported(session: BridgeSession, policy: MegatronPolicy, place: Path) -> list[str]:
@@ -273,8 +259,8 @@ def reimported(session: BridgeSession, policy: MegatronPolicy, place: Path) -> l
     return fingerprint.differing(fingerprint.tensors(policy.model.named_parameters()), again)
 
 
-def chosen(rank: Rank, config: Any) -> tuple[str, str]:
-    """The generator, and a note about it. An engine that was asked for by name and cannot generate here is a missing part."""
+def chosen(rank: Rank, config: Any) -> str:
+    """The generator. An engine that was asked for by name and cannot generate here is a missing part."""
     wanted = str((rank.options or {}).get("engine") or ("transformers" if rank.device == "cpu" else "vllm"))
     if wanted not in ("transformers", "vllm"):
         raise ValueError(f"option engine: {wanted!r}; known: transformers, vllm")
@@ -284,7 +270,7 @@ def chosen(rank: Rank, config: Any) -> tuple[str, str]:
             raise Missing("vLLM that refits tied embeddings: on a CPU it does not; take an untied model, or --engine transformers")
         if experts_of(config):
             raise Missing("vLLM that refits experts: on a CPU it does not; take a dense model, or --engine transformers")
-    return wanted, ""
+    return wanted
 
 
 def experts_of(config: Any) -> int:

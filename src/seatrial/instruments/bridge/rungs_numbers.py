@@ -1,9 +1,7 @@
 """Rungs parity, tp, pp, ep, cp and sp: logits and gradients are those of transformers, on one rank and on two.
 
-- Tolerances are not here. The judge calibrates them by how far transformers, in the same precision on the same device, is from
-  transformers in the next higher one.
-- Whether a model can be divided is said by its HF configuration, never by the provider under test. Both ranks first build the whole
-  model; then the world is divided and the parallel model is built from the checkpoint. That it is divided is a fact too.
+- Tolerances are the judge's. Whether a model can be divided is said by its HF configuration, never by the provider under test. Both ranks
+  first build the whole model; then the world is divided and the parallel model is built from the checkpoint.
 - Equal logits say nothing about gradients, so Megatron and transformers each take one plain step down the gradient. What the Bridge
   exports then must be what transformers holds.
 """
@@ -70,7 +68,6 @@ def _descended(session: BridgeSession, given: Batch, sizes: Sizes) -> list[Any]:
     """A model after the step; Megatron's own schedule and its own end of a backward pass put the gradients of all ranks together."""
     import torch
     from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.pipeline_parallel import get_forward_backward_func
 
     provider = session.provider(sizes, **training.UNBALANCED)
     wrapping = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
@@ -87,15 +84,7 @@ def _descended(session: BridgeSession, given: Batch, sizes: Sizes) -> list[Any]:
 
     for chunk in chunks:
         chunk.zero_grad_buffer()
-    get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=[None] * len(chunks),
-        model=chunks,
-        num_microbatches=1,
-        seq_length=ids.shape[1],
-        micro_batch_size=ids.shape[0],
-        forward_only=False,
-    )
+    forward.scheduled(chunks, step, *ids.shape, forward_only=False)
     for chunk in chunks:
         _down(unwrapped(chunk), "main_grad")
     return chunks
@@ -113,12 +102,11 @@ def _down(model: Any, gradient: str) -> None:
 
 
 def run_parity(rank: Rank) -> None:
-    """Both precisions; then the places in between."""
     import torch
     from megatron.core.transformer.module import Float16Module
 
     session = rank.session()
-    chunks = evaluated(session.build())
+    chunks = [chunk.eval() for chunk in session.build()]
     ids = tokens(forward.vocabulary(session))
     exact, plain = forward.reference(session, ids, "float64"), forward.reference(session, ids, "float32")
     made, routes = _routed(session, chunks, ids)
@@ -126,7 +114,7 @@ def run_parity(rank: Rank) -> None:
     rank.write("parity", routers=len(routes), **_figures("float32", made, plain, exact, everywhere))
 
     half = rank.session("bfloat16")
-    halved = evaluated(half.build(mixed_precision_wrapper=Float16Module))
+    halved = [chunk.eval() for chunk in half.build(mixed_precision_wrapper=Float16Module)]
     made, halved_routes = _routed(half, halved, ids)
     untouched = _untouched(routes, halved_routes, everywhere)
     halved_hf = forward.reference(half, ids, "bfloat16")
@@ -136,13 +124,7 @@ def run_parity(rank: Rank) -> None:
     rank.write("located", **forward.first(session, chunks, ids, exported, disk))
 
 
-def evaluated(chunks: list[Any]) -> list[Any]:
-    """The chunks in evaluation mode."""
-    return [chunk.eval() for chunk in chunks]
-
-
 def _figures(dtype: str, made: Any, plain: Any, reference: Any, untouched: Any) -> dict[str, Any]:
-    """Megatron against transformers, and both against transformers in higher precision."""
     kept = untouched.flatten()
 
     def of(value: Any) -> Any:
@@ -193,7 +175,6 @@ ROWS, WIDTH = 4, 16
 
 
 def run_parallel(rank: Rank) -> None:
-    """One rank alone, then two."""
     import torch
     from megatron.core import parallel_state
 
@@ -202,13 +183,13 @@ def run_parallel(rank: Rank) -> None:
     _applies(config, sizes)
     provider = session.provider()
     ids = tokens(forward.vocabulary(session), ROWS, WIDTH)
-    alone = evaluated(session.build(provider=provider))
+    alone = [chunk.eval() for chunk in session.build(provider=provider)]
     with torch.no_grad():
         single = forward.logits(session, alone, ids)
     whole = _parameters(alone)
     parallel_state.destroy_model_parallel()
 
-    chunks = evaluated(_built(session, sizes))
+    chunks = [chunk.eval() for chunk in _built(session, sizes)]
     with torch.no_grad():
         made = forward.logits(session, chunks, ids)
     plain, exact = forward.reference(session, ids, "float32"), forward.reference(session, ids, "float64")
@@ -278,7 +259,6 @@ def _parameters(chunks: list[Any]) -> int:
 
 
 def _sizes(chunks: list[Any]) -> dict[str, Any]:
-    """How Megatron itself says that the world is divided."""
     from megatron.core import parallel_state
 
     return {

@@ -1,12 +1,10 @@
 """Rungs optimizer, checkpoint, lora and policy: training through the Bridge steps, resumes and exports as transformers and torch do.
 
-- optimizer: two data-parallel ranks, each with half of a batch, step like one that has it all. The reference is the same model without
-  DDP under torch's AdamW; the control never sees the second rank's half and must end up elsewhere.
-- checkpoint: a distributed checkpoint of model and distributed optimizer, loaded into others, is what was saved, bit for bit. Two steps,
-  save, two more steps is the uninterrupted run; a spoiled second model loads the checkpoint and takes the same two steps. In bfloat16 the
-  optimizer has float32 copies of its own, which a resume can lose, so both precisions are tried. Dropout is off.
-- lora: adapters sit on the modules that were asked for, only they train, and both exports are what Megatron computes. The floor is how
-  far transformers and Megatron are apart on the base model.
+- optimizer: two data-parallel ranks, each with half of a batch, step like torch's AdamW on all of it; the control never sees the second
+  rank's half and must end up elsewhere.
+- checkpoint: a distributed checkpoint, loaded into others, is what was saved, bit for bit; a spoiled second model loads it and takes the
+  same two steps as the uninterrupted run. In bfloat16 the optimizer has float32 copies, which a resume can lose: both precisions are tried.
+- lora: adapters sit on the modules that were asked for, only they train, and both exports are what Megatron computes.
 - policy: after every policy-gradient step transformers finds the same log-probabilities in the export. Step 0 is the floor; the control
   is stale weights: transformers with the export of step 0.
 """
@@ -18,7 +16,7 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,6 @@ DECAY = 0.1
 
 
 def run_optimizer(rank: Rank) -> None:
-    """Reference, control, and both optimizers against the reference."""
     session = rank.session()
     given = training.batch(session)
     half = len(given.ids) // rank.world
@@ -53,10 +50,8 @@ def run_optimizer(rank: Rank) -> None:
 
 
 def plain(session: BridgeSession, given: Batch) -> list[dict[str, Any]]:
-    """Loss, gradient norm and weights of each step under torch's AdamW; of step 0, the weights.
-
-    Megatron takes no weight decay on vectors.
-    """
+    """Loss, gradient norm and weights of each step under torch's AdamW; of step 0, the weights. Megatron takes no weight decay on
+    vectors."""
     import torch
 
     chunks = session.build(provider=session.provider(**training.UNBALANCED))
@@ -78,7 +73,6 @@ def plain(session: BridgeSession, given: Batch) -> list[dict[str, Any]]:
 
 
 def compare_optimizers(rank: Rank, kind: str, step: int, trainer: Trainer, reference: dict[str, Any], value: float, norm: float) -> None:
-    """This step against the reference, on every rank: the worst of all ranks is the fact."""
     import torch
 
     own = (*furthest(trainer.parameters(), reference["weights"]), value, norm)
@@ -96,7 +90,6 @@ SHARDING = {"distrib_optim_sharding_type": "dp_reshardable"}
 
 
 def run_checkpoint(rank: Rank) -> None:
-    """Both precisions."""
     import torch
 
     # On CUDA some gradients are summed in any order unless this is asked for; warnings only, as a few kernels have no other way.
@@ -107,7 +100,8 @@ def run_checkpoint(rank: Rank) -> None:
 
 
 def resume(rank: Rank, dtype: str) -> None:
-    """Save, load, go on."""
+    from megatron.core import dist_checkpointing
+
     session = rank.session(dtype)
     batches = [training.batch(session, seed=seed) for seed in range(BEFORE + AFTER)]
     place = rank.out / f"checkpoint-{dtype}"
@@ -115,7 +109,8 @@ def resume(rank: Rank, dtype: str) -> None:
     start = first.parameters()
     for given in batches[:BEFORE]:
         first.step(given)
-    save(first, place)
+    place.mkdir()
+    dist_checkpointing.save(sharded(first, loading=False), str(place))
     saved = state(first)
     rank.write(
         "saved", dtype=dtype, tensors=len(saved), kinds=kinds(saved), moved=len(unequal(start, first.parameters())), weights=len(start)
@@ -143,6 +138,10 @@ def resume(rank: Rank, dtype: str) -> None:
     )
 
 
+def kinds(found: dict[str, Any]) -> dict[str, int]:
+    return dict(Counter(name.split(" ")[0] for name in found))
+
+
 def state(trainer: Trainer) -> dict[str, Any]:
     """Everything that goes on: weights, and per parameter what the optimizer keeps, as `<kind> of <parameter>`."""
     import torch
@@ -163,14 +162,6 @@ def state(trainer: Trainer) -> dict[str, Any]:
     return found
 
 
-def kinds(found: dict[str, Any]) -> dict[str, int]:
-    """How many values there are of each kind."""
-    made: dict[str, int] = {}
-    for name in found:
-        made[name.split(" ")[0]] = made.get(name.split(" ")[0], 0) + 1
-    return made
-
-
 def spoil(trainer: Trainer) -> None:
     """No weight and no setting of the optimizer keeps its value: what the load leaves alone is seen."""
     import torch
@@ -184,28 +175,16 @@ def spoil(trainer: Trainer) -> None:
 
 
 def same_settings(first: Trainer, second: Trainer) -> list[str]:
-    """Settings that groups of parameters of both optimizers have alike."""
     pairs = enumerate(zip(first.optimizer.param_groups, second.optimizer.param_groups, strict=True))
     return [f"{kind} of group {place}" for place, (one, two) in pairs for kind in SETTINGS if one[kind] == two[kind]]
 
 
 def sharded(trainer: Trainer, loading: bool) -> dict[str, Any]:
-    """What is saved, or what is to be loaded."""
-    (chunk,) = trainer.chunks
-    model = unwrapped(chunk).sharded_state_dict()
+    model = unwrapped(trainer.chunks[0]).sharded_state_dict()
     return {"model": model, "optimizer": trainer.optimizer.sharded_state_dict(model, is_loading=loading, metadata=SHARDING)}
 
 
-def save(trainer: Trainer, place: Path) -> None:
-    """Megatron's distributed checkpoint."""
-    from megatron.core import dist_checkpointing
-
-    place.mkdir()
-    dist_checkpointing.save(sharded(trainer, loading=False), str(place))
-
-
 def load(trainer: Trainer, place: Path) -> None:
-    """Into model and optimizer."""
     import torch
     from megatron.core import dist_checkpointing
 
@@ -228,7 +207,8 @@ PREFIX = "base_model.model."
 
 
 def run_lora(rank: Rank) -> None:
-    """Placement, training, exports."""
+    from safetensors.torch import load_file
+
     if importlib.util.find_spec("peft") is None:
         raise Missing("the package peft")
     session = rank.session()
@@ -261,7 +241,9 @@ def run_lora(rank: Rank) -> None:
         changed=len(unequal(plain, merged)),
         wrong=listed(sorted(set(unequal(plain, merged)) ^ below)),
     )
-    saved = exported(rank, session, trainer, lora)
+    place, owner = rank.out / "adapter", str(session.directory)
+    session.bridge.save_hf_adapter(trainer.chunks, place, peft_config=lora, base_model_name_or_path=owner, show_progress=False)
+    saved: dict[str, Any] = load_file(place / "adapter_model.safetensors")
     rank.write("sum", **summed(saved, plain, merged))
     logits["adapter"] = in_hf(session, adapted(rank, session, saved), given.ids)
     rank.write(
@@ -276,15 +258,9 @@ def run_lora(rank: Rank) -> None:
 
 
 def adapters(targets: list[str]) -> Any:
-    """The Bridge's LoRA."""
     from megatron.bridge.peft.lora import LoRA
 
     return LoRA(target_modules=targets, dim=DIM, alpha=ALPHA)
-
-
-def carriers(chunks: list[Any]) -> set[str]:
-    """Modules that have an adapter."""
-    return {name.split(ADAPTER)[0] for name, _ in unwrapped(chunks[0]).named_parameters() if ADAPTER in name}
 
 
 def matching(base: list[Any], targets: list[str]) -> set[str]:
@@ -294,13 +270,13 @@ def matching(base: list[Any], targets: list[str]) -> set[str]:
 
 
 def placed(rank: Rank, session: BridgeSession, base: list[Any], targets: list[str]) -> None:
-    """Where adapters land."""
     lora = adapters(targets)
     provider = session.provider(load=False, **training.UNBALANCED)
     provider.register_pre_wrap_hook(lambda chunks: lora(chunks, training=True))
     chunks = session.build(provider=provider)
-    asked, found = matching(base, targets), carriers(chunks)
-    trains = [name for name, value in unwrapped(chunks[0]).named_parameters() if value.requires_grad]
+    named = dict(unwrapped(chunks[0]).named_parameters())
+    asked, found = matching(base, targets), {name.split(ADAPTER)[0] for name in named if ADAPTER in name}
+    trains = [name for name, value in named.items() if value.requires_grad]
     rank.write(
         "placed",
         targets=targets,
@@ -314,7 +290,6 @@ def placed(rank: Rank, session: BridgeSession, base: list[Any], targets: list[st
 
 
 def trained(rank: Rank, trainer: Trainer, given: training.Batch, before: dict[str, Any], base: dict[str, Any]) -> None:
-    """Some steps: which adapters and which weights of the base moved."""
     steps = [trainer.step(given) for _ in range(LORA_STEPS)]
     after = trainer.parameters()
     own = {name: value for name, value in after.items() if ADAPTER in name}
@@ -329,16 +304,6 @@ def trained(rank: Rank, trainer: Trainer, given: training.Batch, before: dict[st
         base=len(base),
         base_moved=listed(unequal(base, rest)),
     )
-
-
-def exported(rank: Rank, session: BridgeSession, trainer: Trainer, lora: Any) -> dict[str, Any]:
-    """The tensors of the adapter export, under PEFT's names."""
-    from safetensors.torch import load_file
-
-    place, base = rank.out / "adapter", str(session.directory)
-    session.bridge.save_hf_adapter(trainer.chunks, place, peft_config=lora, base_model_name_or_path=base, show_progress=False)
-    saved: dict[str, Any] = load_file(place / "adapter_model.safetensors")
-    return saved
 
 
 def summed(saved: dict[str, Any], plain: dict[str, Any], merged: dict[str, Any]) -> dict[str, Any]:
@@ -375,11 +340,9 @@ def adapted(rank: Rank, session: BridgeSession, saved: dict[str, Any]) -> Any:
 
 
 def added(rank: Rank, session: BridgeSession, model: Any, saved: dict[str, Any], unexpected: set[str]) -> set[str]:
-    """Add adapters to modules that PEFT leaves bare, and give their names; whether they are right, the logits say.
-
-    With transformers 5, PEFT takes every gate, up and down of a model with experts for a fused expert: dense layers and shared experts get
-    no adapter, whoever exported it. Which these are, a control says that knows nothing of the Bridge but the last names of modules.
-    """
+    """Add adapters to modules that PEFT leaves bare, and give their names; whether they are right, the logits say. With transformers 5,
+    PEFT takes every gate, up and down of a model with experts for a fused expert: dense layers and shared experts get no adapter,
+    whoever exported it. Which these are, a control says that knows nothing of the Bridge but the last names of modules."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -399,12 +362,10 @@ def added(rank: Rank, session: BridgeSession, model: Any, saved: dict[str, Any],
 
 
 def computed(session: BridgeSession, chunks: list[Any], ids: Any) -> Any:
-    """Megatron's logits."""
     return training.evaluated(chunks, lambda: forward.logits(session, chunks, ids))
 
 
 def in_hf(session: BridgeSession, model: Any, ids: Any) -> Any:
-    """Logits of transformers."""
     import torch
 
     with torch.no_grad():
@@ -415,7 +376,6 @@ POLICY_STEPS = 4
 
 
 def run_policy(rank: Rank) -> None:
-    """Step, export, recompute."""
     session = rank.session()
     given = training.batch(session)
     rank.write("gradients", **rungs_numbers.compared(session, given, rank.out / "descended"))
@@ -430,8 +390,9 @@ def run_policy(rank: Rank) -> None:
         value, norm = trainer.step(given) if step else (None, None)
         now, holds = session.export(trainer.chunks), trainer.parameters()
         own = training.evaluated(trainer.chunks, lambda: training.chosen(forward.logits(session, trainer.chunks, given.ids), given.ids))
-        still = {"unmoved": unmoved(held, holds), "unchanged": unmoved(last, now, fixed)}
-        fields = {"loss": value, "norm": norm, **still} if step else {}
+        still = {"unmoved": sorted(holds.keys() - set(unequal(held, holds)))}
+        still["unchanged"] = sorted(now.keys() - set(unequal(last, now)) - fixed)
+        fields = {"loss": value, "norm": norm, **{key: listed(names) for key, names in still.items()}} if step else {}
         rank.write(
             "step",
             step=step,
@@ -441,11 +402,6 @@ def run_policy(rank: Rank) -> None:
             **errors(own, recomputed(rank, session, now, given), stale),
         )
         last, held = now, holds
-
-
-def unmoved(before: dict[str, Any], after: dict[str, Any], fixed: Collection[str] = ()) -> dict[str, Any]:
-    """Tensors that a step left as they were, but for those that no step moves."""
-    return listed(sorted(after.keys() - set(unequal(before, after)) - set(fixed)))
 
 
 def recomputed(rank: Rank, session: BridgeSession, exported: dict[str, Any], given: Batch) -> Any:

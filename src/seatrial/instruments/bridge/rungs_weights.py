@@ -1,21 +1,20 @@
 """Rungs build, import, roundtrip, reload, mapping and order: every weight and every name goes where it belongs, and comes back.
 
-- build: the provider has the values of the HF configuration. Only values whose meaning is certain are compared.
+- build: the provider has those values of the HF configuration whose meaning is certain.
 - import: before the Bridge loads, every parameter is filled with NaN: what still has one afterwards was never written.
-- roundtrip: the export right after the import is the checkpoint on disk, bit for bit, in fp32 and in bf16. bf16 goes the way that training
-  goes: Megatron's Float16Module casts the model; without that wrapper its local norms and their export stay fp32.
-- reload: transformers loads what save_hf_pretrained writes, and computes the same with it.
+- roundtrip: the export right after the import is the checkpoint on disk, in fp32 and in bf16 (through Megatron's Float16Module, as training
+  casts: without it local norms stay fp32). reload: transformers loads what save_hf_pretrained writes, and computes the same with it.
 - mapping: the Bridge takes the first mapping that matches a name and only warns where none does, so each name is held against all
-  mappings. Two mappings that match a name and say the same are noted. Mappings that match nothing are for other variants.
-- order: a refit can be fed from the export. Parts that vLLM stacks arrive before another layer begins, experts bring the same kinds of
-  tensors, and an export after every weight has changed has changed everywhere.
+  mappings. Mappings that match nothing are for other variants.
+- order: parts that vLLM stacks arrive before another layer begins, experts bring the same kinds of tensors, and an export after every
+  weight has changed has changed everywhere.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ DENSE = {"ffn_hidden_size": ("intermediate_size",)}
 
 
 def run_build(rank: Rank) -> None:
-    """Build without weights."""
     session = rank.session()
     provider = session.provider(load=False)
     (chunk,) = session.build(load=False, provider=provider)
@@ -69,7 +67,9 @@ def provider_settings(config: Any, provider: Any) -> list[dict[str, Any]]:
     for field, names in asked.items():
         said = next(((name, _said(config, name)) for name in names if _said(config, name) is not None), None)
         if said is not None and hasattr(provider, field):
-            found.append({"key": said[0], "config": said[1], "field": field, "provider": _plain(getattr(provider, field))})
+            held = getattr(provider, field)
+            held = held if isinstance(held, bool | int | float) or held is None else str(held)
+            found.append({"key": said[0], "config": said[1], "field": field, "provider": held})
     return found
 
 
@@ -81,15 +81,10 @@ def _said(config: Any, name: str) -> Any:
     return value if isinstance(value, (bool, int, float)) else None
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float)) or value is None else str(value)
-
-
 VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 
 
 def run_import(rank: Rank) -> None:
-    """Fill with NaN, import, look."""
     import torch
 
     stored = training.on_disk(rank.directory)
@@ -112,7 +107,7 @@ def run_import(rank: Rank) -> None:
         read=sum(name in read for name in stored),
         unread=training.listed(name for name in stored if name not in read and name not in tied),
         tied_heads=training.listed(name for name in tied if name not in read),
-        nan_on_disk=training.listed(_with_nan(stored)),
+        nan_on_disk=training.listed(name for name, value in stored.items() if value.is_floating_point() and bool(value.isnan().any())),
     )
 
 
@@ -135,7 +130,6 @@ def _load(session: BridgeSession, chunks: list[Any]) -> set[str]:
 
 
 def _left(model: Any, vocabulary: int) -> tuple[list[dict[str, Any]], int]:
-    """Parameters that still hold NaN, and how many rows of padding do."""
     unreached, padding = [], 0
     for name, value in model.named_parameters():
         empty = value.isnan()
@@ -148,12 +142,7 @@ def _left(model: Any, vocabulary: int) -> tuple[list[dict[str, Any]], int]:
     return unreached, padding
 
 
-def _with_nan(stored: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in stored.items() if value.is_floating_point() and bool(value.isnan().any())]
-
-
 def run_roundtrip(rank: Rank) -> None:
-    """Import and export in both precisions."""
     from megatron.core.transformer.module import Float16Module
 
     stored = training.on_disk(rank.directory)
@@ -170,7 +159,6 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_confi
 
 
 def run_reload(rank: Rank) -> None:
-    """Save, reload, compare."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -203,7 +191,6 @@ def run_reload(rank: Rank) -> None:
 
 
 def _config(original: Path, saved: Path) -> list[dict[str, Any]]:
-    """The fields that differ, both sides."""
     from transformers import AutoConfig
 
     left, right = (AutoConfig.from_pretrained(place, local_files_only=True).to_dict() for place in (original, saved))
@@ -225,7 +212,6 @@ def _tokenizer(original: Path, saved: Path) -> dict[str, Any]:
 
 
 def run_mapping(rank: Rank) -> None:
-    """Resolve all names both ways."""
     session = rank.session()
     chunks = session.build(load=False)
     stored = training.on_disk(rank.directory)
@@ -252,7 +238,6 @@ def run_mapping(rank: Rank) -> None:
         hf_ambiguous=training.listed({"name": name, "looks": ", ".join(found)} for name, found in claims.items() if len(found) > 1),
         hf_absent=training.listed({"name": name, "looks": ", ".join(found)} for name, found in strangers.items()),
         renamed=training.listed(renamed),
-        unused=training.listed(_unused(registry, held)),
         norms=sum(mapping.megatron_param in NORMS for mapping in registry),
         norms_unlike=training.listed(_norms_unlike(registry, stored)),
     )
@@ -274,7 +259,6 @@ def _hf_names(mapping: Any) -> list[str]:
 
 
 def _mapping_said(mapping: Any) -> str:
-    """What a mapping does with a name: which class, and the HF names."""
     return f"{type(mapping).__name__} to {', '.join(_hf_names(mapping))}"
 
 
@@ -310,22 +294,18 @@ def _norms_unlike(registry: Any, stored: Collection[str]) -> list[dict[str, str]
     return found
 
 
-def _unused(registry: Any, held: dict[str, list[Any]]) -> list[str]:
-    """Patterns that no name of this model has."""
-    return [mapping.megatron_param for mapping in registry if not any(_matching(name, [mapping]) for name in held)]
-
-
 EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(.+)$")
 
 
 def run_order(rank: Rank) -> None:
-    """Export twice and look at names and places."""
     session = rank.session()
     chunks = session.build()
     live = {value.untyped_storage().data_ptr() for chunk in chunks for value in unwrapped(chunk).parameters()}
-    first, second = (_streamed(session, chunks, live) for _ in range(2))
+    streams = (session.bridge.export_hf_weights(chunks, cpu=False, show_progress=False) for _ in range(2))
+    # Names as they come, and whether each shares memory with a parameter.
+    first, second = ([(name, value.untyped_storage().data_ptr() in live) for name, value in stream] for stream in streams)
     names = [name for name, _ in first]
-    tasks = [list(_targets(task)) for task in session.bridge.get_conversion_tasks(chunks) if task is not None]
+    tasks = [_hf_names(task.mapping) for task in session.bridge.get_conversion_tasks(chunks) if task is not None]
     config = rank.config()
     stored = training.on_disk(rank.directory)
     heads = {**training.copies(stored, training.tied(config)), **({"lm_head.weight": ""} if training.tied(config) else {})}
@@ -350,12 +330,6 @@ def run_order(rank: Rank) -> None:
     )
 
 
-def _streamed(session: BridgeSession, chunks: list[Any], live: set[int]) -> list[tuple[str, bool]]:
-    """Names as they come, and whether each shares memory with a parameter."""
-    stream = session.bridge.export_hf_weights(chunks, cpu=False, show_progress=False)
-    return [(name, value.untyped_storage().data_ptr() in live) for name, value in stream]
-
-
 def _stale(session: BridgeSession, chunks: list[Any]) -> list[str]:
     """Names whose export stays the same when every weight changes. The model is of no use afterwards."""
     import torch
@@ -367,11 +341,6 @@ def _stale(session: BridgeSession, chunks: list[Any]) -> list[str]:
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     value.add_(1)
     return [name for name, value in session.stream(chunks) if before.get(name) == fingerprint.tensor_hash(value)]
-
-
-def _targets(task: Any) -> Sequence[str]:
-    names = task.mapping.hf_param
-    return [names] if isinstance(names, str) else list(names.values())
 
 
 def _out_of_order(names: list[str], tasks: list[list[str]]) -> list[str]:

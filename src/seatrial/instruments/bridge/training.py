@@ -1,11 +1,9 @@
 """What rungs share beyond the forward pass: checkpoints compared bit for bit, and a model in Megatron's DDP with an optimizer and a loss.
 
-- The truth are the safetensors files, read with the safetensors library, cast to the precision that the model was built in. Bits are
-  compared, so NaN and -0.0 count. A tied output head may be absent on either side; where it is, it must be the embedding.
-- Lists are capped (`listed`); their counts are not.
-- The loss is a policy gradient's: random advantages, the same for every caller with the same seed. The balancing loss of experts is off:
-  it is made per rank, so two ranks with halves of a batch rightly differ from one with the whole.
-- A difference that is not a number counts as infinite; a name or shape that only one side has is an error.
+- The truth are the safetensors files, cast to the precision that the model was built in. A tied output head may be absent on either side;
+  where it is, it must be the embedding. Lists are capped (`listed`); their counts are not.
+- The loss is a policy gradient's with random advantages. The balancing loss of experts is off: it is made per rank, so two ranks with
+  halves of a batch rightly differ from one with the whole.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ def on_disk(directory: Path) -> dict[str, Any]:
 
 
 def tied(config: Any) -> bool:
-    """Whether the configuration says that the output head is the embedding."""
     return bool(getattr(config, "tie_word_embeddings", False))
 
 
@@ -114,7 +111,6 @@ def _reshaped(got: Any, want: Any) -> dict[str, Any]:
 
 
 def looks(name: str, got: Any, wanted: Mapping[str, Any], hashes: Mapping[str, str]) -> str:
-    """What a tensor of the right shape and wrong bits looks like."""
     mine, want = fingerprint.tensor_hash(got), wanted[name]
     other = next((other for other, value in hashes.items() if value == mine), None)
     if other is not None:
@@ -166,8 +162,6 @@ Tensors = Mapping[str, Any]
 
 
 class Batch:
-    """Token ids (row, position) and one advantage per row."""
-
     def __init__(self, ids: Any, advantages: Any) -> None:
         self.ids, self.advantages = ids, advantages
 
@@ -177,7 +171,6 @@ class Batch:
         return -(self.advantages.to(logp.device)[:, None] * logp).mean()
 
     def rows(self, start: int, end: int) -> Batch:
-        """Some of its rows."""
         return Batch(self.ids[start:end], self.advantages[start:end])
 
 
@@ -198,7 +191,6 @@ def chosen(logits: Any, ids: Any) -> Any:
 
 
 def loss(session: BridgeSession, chunks: list[Any], given: Batch) -> Any:
-    """The loss of a model on a batch."""
     return given.loss(forward.logits(session, chunks, given.ids))
 
 
@@ -250,7 +242,6 @@ class Trainer:
         )
 
     def step(self, given: Batch) -> tuple[float, float]:
-        """One update from this rank's part of a batch: its loss, and the norm of the gradient of all ranks."""
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -264,12 +255,10 @@ class Trainer:
         return float(value.detach()), float(norm)
 
     def parameters(self) -> dict[str, Any]:
-        """Copies of all parameters, by Megatron's names."""
         return parameters(self.chunks)
 
 
 def parameters(chunks: list[Any]) -> dict[str, Any]:
-    """Copies of all parameters on the CPU, by Megatron's names."""
     (chunk,) = chunks
     return {name: value.detach().to("cpu", copy=True) for name, value in unwrapped(chunk).named_parameters()}
 

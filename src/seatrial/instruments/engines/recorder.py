@@ -25,7 +25,7 @@ from seatrial.instruments import facts
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.engines import vllm_weights
 from seatrial.instruments.engines.vllm_weights import Photograph, Proof
-from seatrial.instruments.refit.coordinate_map import bits
+from seatrial.instruments.refit.map_learner import bits
 
 
 def model_of(worker: Any) -> Any:

@@ -26,7 +26,7 @@ from typing import Any
 
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
-from seatrial.instruments.refit.coordinate_map import bits
+from seatrial.instruments.refit.map_learner import bits
 
 ROWS = 256  # unit vectors per forward
 EXACT = {"torch.float64": 1 << 24, "torch.float32": 1 << 24, "torch.float16": 1 << 11, "torch.bfloat16": 1 << 8}

@@ -1,10 +1,8 @@
 """Let code that says `torch.cuda` run on the CPU of a machine without a GPU.
 
-Megatron-Core and Megatron-Bridge name the device in many places: `torch.cuda.current_device()`, `device="cuda"`, `Tensor.cuda()`,
-streams, the CUDA random generators. Every function here gives such a call its CPU meaning: the device is the CPU, a stream does
-nothing because CPU operators finish before they return, the generator is the CPU generator. `torch.cuda.is_available()` keeps
-saying False. Without any one of these patches Megatron ends with an exception (each was taken out and tried). `install` is given a
-function that is told whenever a patch takes part, by the name of its shim.
+Every function here gives a call of Megatron its CPU meaning: the device is the CPU, a stream does nothing because CPU operators finish
+before they return, the generator is the CPU generator. `torch.cuda.is_available()` keeps saying False. Without any one of these patches
+Megatron ends with an exception. `install` gets a function that is called with the name of a shim whenever one takes part.
 """
 
 from __future__ import annotations
@@ -58,21 +56,23 @@ def _set(holder: Any, **members: Any) -> None:
         setattr(holder, name, value)
 
 
-def _answers(tell: Tell, name: str, value: Any = None) -> Callable[..., Any]:
+def _calls(tell: Tell, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A NEW function each time: torch._dynamo files every torch function by identity and refuses one that it meets under two names."""
 
-    def answer(*_args: Any, **_kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         tell(name)
-        return value
+        return function(*args, **kwargs)
 
-    return answer
+    return call
+
+
+def _answers(tell: Tell, name: str, value: Any = None) -> Callable[..., Any]:
+    return _calls(tell, name, lambda *_args, **_kwargs: value)
 
 
 def _device_is_cpu(tell: Tell) -> None:
-    """Rotary embeddings, DDP buffers and the Bridge's parameter mappings allocate on `torch.cuda.current_device()`.
-
-    It stays a number, since some write `torch.device("cuda", torch.cuda.current_device())`; what allocates or moves takes it for the CPU.
-    """
+    """Rotary embeddings, DDP buffers and the Bridge's parameter mappings allocate on `torch.cuda.current_device()`. It stays a number,
+    since some write `torch.device("cuda", torch.cuda.current_device())`; what allocates or moves takes it for the CPU."""
     import torch
 
     answers = {"current_device": 0, "device_count": 1, "get_device_name": "cpu", "get_device_capability": (8, 0)}
@@ -85,8 +85,6 @@ def _generators_are_cpu(tell: Tell) -> None:
     import torch
 
     class EveryIndex:
-        """The CPU generator under every device index."""
-
         def __getitem__(self, _index: object) -> torch.Generator:
             tell("cuda-generators")
             return torch.default_generator
@@ -94,23 +92,20 @@ def _generators_are_cpu(tell: Tell) -> None:
         def __len__(self) -> int:
             return 1
 
-    def get_state(*_args: Any, **_kwargs: Any) -> torch.Tensor:
-        tell("cuda-generators")
-        return torch.get_rng_state()
-
-    def set_state(state: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
-        tell("cuda-generators")
-        torch.set_rng_state(state)
-
     def seed(value: int) -> None:
-        tell("cuda-generators")
         torch.default_generator.manual_seed(int(value))
 
-    def seed_all(value: int) -> None:
-        seed(value)
+    def calls(function: Callable[..., Any]) -> Callable[..., Any]:
+        return _calls(tell, "cuda-generators", function)
 
     for holder in (torch.cuda, torch.cuda.random):
-        _set(holder, get_rng_state=get_state, set_rng_state=set_state, manual_seed=seed, manual_seed_all=seed_all)
+        _set(
+            holder,
+            get_rng_state=calls(lambda *_args, **_kwargs: torch.get_rng_state()),
+            set_rng_state=calls(lambda state, *_args, **_kwargs: torch.set_rng_state(state)),
+            manual_seed=calls(seed),
+            manual_seed_all=calls(seed),
+        )
     _set(torch.cuda, default_generators=EveryIndex(), _lazy_call=lambda function, **_: function())
 
 
@@ -125,11 +120,9 @@ class NullStream:
     def __exit__(self, *_exc: object) -> None: ...
 
     def query(self) -> bool:
-        """Everything is done."""
         return True
 
     def elapsed_time(self, _other: object) -> float:
-        """No time between two things that are done."""
         return 0.0
 
     def nothing(self, *_args: Any, **_kwargs: Any) -> None:
@@ -138,7 +131,6 @@ class NullStream:
     wait_stream = wait_event = synchronize = record = wait = nothing
 
     def record_event(self, *_args: Any) -> NullStream:
-        """An event that has happened."""
         return self
 
 

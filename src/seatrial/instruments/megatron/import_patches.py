@@ -1,10 +1,7 @@
 """Patch third-party modules at import time, without touching a file of theirs.
 
-Three things can be asked for a module, before it has been imported:
-
-- `supply(module, name, stand_in)`: inside that ONE module, `import name` yields `stand_in`. Nothing is put into `sys.modules`,
-  so every other module still finds the package absent and takes its own "not installed" branch: a fake `triton` that everybody
-  sees would switch on fast paths that cannot run here. A condition on the module's source may leave it out;
+- `supply(module, name, stand_in)`: inside that one module, `import name` yields `stand_in`. Every other module still finds the package
+  absent and takes its own "not installed" branch: a fake `triton` in `sys.modules` would switch on fast paths that cannot run here.
 - `after(module, patch)`: call `patch(module)` right after the module body has run;
 - `hide(module)`: it is not there.
 """
@@ -45,7 +42,6 @@ def after(module: str, patch: Patch) -> None:
 
 
 def hide(module: str) -> None:
-    """Importing `module` says that there is no such module."""
     _hidden.add(module)
     _install()
 
@@ -59,8 +55,6 @@ def _apply(patch: Patch, module: ModuleType) -> None:
 
 
 class _PatchingLoader(importlib.abc.Loader):
-    """Does what is asked for a module around its own loader."""
-
     def __init__(self, inner: importlib.abc.Loader) -> None:
         self._inner = inner
 
@@ -109,8 +103,6 @@ def _importer(stand_ins: Mapping[str, ModuleType]) -> Callable[..., ModuleType]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules that something is asked for, where they are."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:

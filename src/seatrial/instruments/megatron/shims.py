@@ -1,15 +1,11 @@
 """Lets released Megatron-Core and Megatron-Bridge run where there is no CUDA or no Transformer Engine: every shim, in one table.
 
-- Nothing of upstream is edited: modules are patched as they are imported, calls of `torch.cuda` get their CPU meaning.
-- Each shim names the upstream place that it stands in for and why. `report` says which of them this run really used: that is a
-  limitation of whatever the run shows.
-- `add` gives a family's mapping registry the names of local layers where it maps only those of Transformer Engine (shims
-  local-norm-names and local-expert-names).
-- As a pytest plugin (`-p seatrial.instruments.megatron.shims`) it runs the Bridge's own tests with all shims, installed before the first
-  conftest is read, and records what they imported.
-  Measured on 778 tests of the Bridge at 067f987df: the whole table lets 682 pass, the import shims alone 650, and none that passes with
-  those fails with the whole table. At the end, `$SEATRIAL_IMPORTED` gets the files that Megatron came from and the shims that took part.
-  Without torch nothing is installed: the tests then say themselves what they lack.
+- Nothing of upstream is edited: modules are patched as they are imported, calls of `torch.cuda` get their CPU meaning. `report` says which
+  shims a run really used: a limitation of whatever it shows.
+- `add` gives a family's mapping registry the names of local layers where it maps only those of Transformer Engine.
+- As a pytest plugin (`-p seatrial.instruments.megatron.shims`) it runs the Bridge's own tests with all shims and leaves in
+  `$SEATRIAL_IMPORTED` the files that Megatron came from and the shims that took part. Of 778 tests of the Bridge at 067f987df the whole
+  table lets 682 pass, the import shims alone 650. Without torch nothing is installed: the tests then say themselves what they lack.
 """
 
 from __future__ import annotations
@@ -34,8 +30,6 @@ from seatrial.instruments.megatron import import_patches
 
 @dataclass(frozen=True)
 class Shim:
-    """One stand-in."""
-
     stands_for: str
     """The upstream place that fails without it."""
     reason: str
@@ -104,12 +98,10 @@ _dropped: dict[str, str] = {}
 
 
 def used(name: str) -> None:
-    """A shim took part in what ran."""
     _used.add(name)
 
 
 def dropped(name: str, why: str) -> None:
-    """A shim is not needed, and not applied."""
     _dropped[name] = why
 
 
@@ -193,7 +185,6 @@ def _needed(name: str, root: str, source: str) -> bool:
 
 
 def _unguarded(source: str, root: str) -> bool:
-    """Whether a module imports a package at its top level outside of any `try`."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == root for alias in node.names):
             return True
@@ -312,10 +303,8 @@ def _sizes_are_lists(module: ModuleType) -> None:
 
 
 def _fresh_adam_can_load(module: ModuleType) -> None:
-    """Megatron reads the step out of the state to describe what it wants to load; FusedAdam has it in its parameter group.
-
-    Give every parameter the state of step 0; the load fills it.
-    """
+    """Megatron reads the step out of the state to describe what it wants to load; FusedAdam has it in its parameter group. Give every
+    parameter the state of step 0; the load fills it."""
     import torch
 
     plain = module.DistributedOptimizer.sharded_state_dict
@@ -334,12 +323,10 @@ def _fresh_adam_can_load(module: ModuleType) -> None:
 
 
 def _loaded_adam_keeps_its_step(module: ModuleType) -> None:
-    """With torch's AdamW a loaded distributed optimizer gets the wrong step count.
-
-    FusedAdam keeps the step in the parameter group, torch keeps one tensor per parameter. Megatron's load puts ONE tensor into the state
-    of every parameter (each update then counts it up once per parameter) and, for `dp_reshardable` checkpoints, leaves the step of the
-    running optimizer there. The parameter group does hold the saved step: give every parameter its own copy of it.
-    """
+    """With torch's AdamW a loaded distributed optimizer gets the wrong step count. FusedAdam keeps the step in the parameter group, torch
+    keeps one tensor per parameter. Megatron's load puts ONE tensor into the state of every parameter (each update then counts it up once
+    per parameter) and, for `dp_reshardable` checkpoints, leaves the step of the running optimizer there. The parameter group does hold
+    the saved step: give every parameter its own copy of it."""
     import torch
 
     plain = module.DistributedOptimizer.load_state_dict
@@ -417,13 +404,11 @@ PACKAGES = ("megatron.bridge", "megatron.core")
 
 
 def pytest_load_initial_conftests() -> None:
-    """Called by pytest before it reads any conftest.py."""
     if importlib.util.find_spec("torch") is not None:
         install()
 
 
 def pytest_sessionfinish() -> None:
-    """Called by pytest after the last test."""
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in PACKAGES}
     used = [row["id"] for row in report() if row["state"] == "used"]
     Path(os.environ[IMPORTED]).write_text(json.dumps({"files": files, "shims": used}), encoding="utf-8")

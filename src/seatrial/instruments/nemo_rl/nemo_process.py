@@ -1,11 +1,20 @@
-"""The processes of NeMo-RL: what each is by its command line, the environments of Ray workers, and the one child that the driver runs.
+"""The processes of NeMo-RL: what each is by its command line, the environments of Ray workers, the one child that the driver runs, and
+
+    python -m seatrial.instruments.nemo_rl.nemo_process --checkout DIR [arguments of ray_imports]
+
+in which driver and policy worker say where they would import from (`seatrial.instruments.ray_imports`). The driver's environment need not
+hold Megatron, so what the worker says counts. Where the worker's environment is not made yet, the worker runs in the driver's: then what is
+on PYTHONPATH is proven now, and the rest by training.
 
 A signal never cuts through the driver's own work, which keeps evidence and restores trees: it is remembered and passed on to the child.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,11 +50,9 @@ class DriverChild:
         self._process: subprocess.Popen[bytes] | None = None
 
     def asked(self) -> int:
-        """The signal that asked for the end; 0 while there is none."""
         return self._signal
 
     def listen(self) -> None:
-        """From here on SIGTERM and SIGINT go to the child."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGALRM, self._late)
@@ -79,7 +86,6 @@ class DriverChild:
 
 
 def command_line() -> list[str]:
-    """That of this process, also where a tool replaced sys.argv."""
     return list(getattr(sys, "orig_argv", [])) or [sys.executable, *sys.argv]  # Python 3.9 has no orig_argv
 
 
@@ -89,11 +95,8 @@ def program(command: Sequence[str]) -> str | None:
 
 
 def process_kind(command: Sequence[str]) -> str:
-    """`driver`: a program in examples/ or in a folder of it; `worker`: a Ray worker; else `child`.
-
-    What prepares a Ray worker, dumps metrics or was spawned is neither: were it taken for one, the real one could be
-    missing without anybody noticing.
-    """
+    """`driver`: a program in examples/ or in a folder of it; `worker`: a Ray worker; else `child`. What prepares a Ray worker, dumps
+    metrics or was spawned is neither: were it taken for one, the real one could be missing without anybody noticing."""
     place = PurePath(program(command) or "")
     if place.name == "default_worker.py":
         return "worker"
@@ -113,3 +116,21 @@ def policy_python(checkout: Path, environment: Mapping[str, str]) -> Path | None
     places = [Path(named)] if named else [checkout / "venvs", IMAGE]
     found = [place / POLICY / "bin" / "python" for place in places]
     return next((python for python in found if python.is_file()), None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from seatrial.instruments import ray_imports
+
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, add_help=False)
+    parser.add_argument("--checkout", required=True, type=Path)
+    arguments, rest = parser.parse_known_args(argv)
+    python = policy_python(arguments.checkout, os.environ)
+    if python is None:
+        say("the policy worker's environment is not made yet: a worker with the driver's Python is asked instead")
+        return ray_imports.main([*rest, "--may-lack", f"{ray_imports.DRIVER},{ray_imports.WORKER}"])
+    say(f"Ray workers are started with {python}")
+    return ray_imports.main([*rest, "--may-lack", ray_imports.DRIVER, "--py-executable", shlex.quote(str(python))])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,18 +3,15 @@
     python -m seatrial.instruments.nemo_rl.run_functional --checkout DIR --script tests/functional/X.sh --out PHASE_DIR
         [--sync FROM=TO] [--helpers MEGATRON_LM] -- WORDS...
 
-- The script deletes tests/functional/X as it starts: what an earlier run left there goes to PHASE_DIR/earlier. What this
-  run leaves there goes to PHASE_DIR/results, also after a failure or a signal. Nothing is overwritten.
-- The exit code is the script's, 128 + n for a signal; 2, 91, 92 and 93 are ours (see Failed).
-- One driver works in a checkout at a time: two would delete each other's evidence.
-- The script's `git config --global` writes into PHASE_DIR/gitconfig, which includes the user's own.
+The script deletes tests/functional/X as it starts: what an earlier run left there goes to PHASE_DIR/earlier, what this run leaves there to
+PHASE_DIR/results, also after a failure or a signal. Its `git config --global` writes into PHASE_DIR/gitconfig. The exit code is the
+script's, 128 + n for a signal; 2, 91, 92 and 93 are ours (see Failed). One driver works in a checkout at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
@@ -28,7 +25,6 @@ NOT_KEPT = 93
 """Exit code: evidence could not be moved."""
 STOPPED = "driver stopped: "
 """Before the reason why it could not do its work: triage knows the line by it."""
-LOCK = "seatrial.lock"
 START = Path(__file__).absolute().parent / "start"
 """Holds the module that Python runs at its start, and nothing else."""
 
@@ -52,7 +48,6 @@ def _trees(text: str) -> tuple[Path, Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script; returns the exit code."""
     arguments, child = _arguments(argv), DriverChild()
     child.listen()
     try:
@@ -76,7 +71,7 @@ def _drive(arguments: argparse.Namespace, child: DriverChild, ending: contextlib
     if (out / "results").exists():
         raise Failed(USAGE, f"{out / 'results'} exists already: it is the evidence of another run")
     out.mkdir(parents=True, exist_ok=True)
-    marker = alone(checkout, ending)
+    marker = vendored_bridge.alone(checkout, ending)
     folder = script.with_suffix("")
     if os.path.lexists(folder):
         say(f"the script would delete what an earlier run left: {folder} is now {move(folder, out / 'earlier')}")
@@ -97,21 +92,6 @@ def _drive(arguments: argparse.Namespace, child: DriverChild, ending: contextlib
         return child.run(["uv", "run", "bash", str(arguments.script), *arguments.words], environment, checkout)
     except OSError as error:
         raise Failed(USAGE, f"cannot start the script: {error}") from error
-
-
-def alone(checkout: Path, ending: contextlib.ExitStack) -> Path:
-    """Keep other drivers out, and restore what a killed one left; returns the place of the marker that tells it."""
-    try:
-        place = vendored_bridge.git_directory(checkout)
-        handle = ending.enter_context((place / LOCK).open("ab"))
-    except (Failed, OSError) as error:
-        raise Failed(USAGE, f"{checkout}: not a git checkout that can be written: {error}") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise Failed(USAGE, f"another trial drives {checkout}: wait for its end, or use a worktree of your own") from error
-    vendored_bridge.recover_tree(place / vendored_bridge.MARKER)
-    return place / vendored_bridge.MARKER
 
 
 def _environment(out: Path) -> dict[str, str]:

@@ -1,12 +1,14 @@
 """The Bridge under test inside the vendored tree of the NeMo-RL checkout for one phase, and Megatron-Core's dataset helpers.
 
-- Each file that is changed is saved first, with a manifest; a marker in the git directory says so, and `recover` restores.
+- Each file that is changed is saved first, with a manifest; a marker in the git directory says so.
+- `python -m seatrial.instruments.nemo_rl.vendored_bridge CHECKOUT` restores what a killed run left.
 - The helpers are built in a node-local copy of Megatron-LM: nothing is written into that checkout.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +16,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +28,7 @@ from seatrial.instruments.nemo_rl.nemo_process import USAGE, DriverChild, Failed
 NOT_EQUAL = 91
 """Exit code: the vendored tree could not be made equal to the Bridge under test, or could not be restored."""
 MARKER = "seatrial-sync.json"
+LOCK = "seatrial.lock"
 NEW = ".seatrial-new"
 GIT_SECONDS = 120
 
@@ -47,7 +51,6 @@ def git(tree: Path, *words: str) -> str:
 
 
 def git_directory(tree: Path) -> Path:
-    """Where git keeps what is not part of the tree."""
     return Path(git(tree, "rev-parse", "--absolute-git-dir").rstrip("\n"))
 
 
@@ -63,7 +66,6 @@ def file_digest(file: Path) -> str | None:
 
 
 def contents(tree: Path, *which: str) -> Digests:
-    """The files of a tree; a submodule is a directory, and a deleted file is none."""
     named = dict.fromkeys(name for name in git(tree, "ls-files", "-z", *which).split("\0") if name)
     return {name: found for name in named if (found := file_digest(tree / name)) is not None}
 
@@ -131,11 +133,22 @@ def _table(path: Path, fix: str) -> dict[str, Any]:
     return found
 
 
-def recover_tree(marker: Path) -> None:
-    """Restore what a killed run left."""
+def alone(checkout: Path, ending: contextlib.ExitStack) -> Path:
+    """Keep other drivers out, and restore what a killed one left; returns the place of the marker that tells it."""
+    try:
+        place = git_directory(checkout)
+        handle = ending.enter_context((place / LOCK).open("ab"))
+    except (Failed, OSError) as error:
+        raise Failed(USAGE, f"{checkout}: not a git checkout that can be written: {error}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Failed(USAGE, f"another trial drives {checkout}: wait for its end, or use a worktree of your own") from error
+    marker = place / MARKER
     if marker.is_file():
         say("an earlier run was killed while the vendored tree held its copy: restoring it")
         restore_tree(marker)
+    return marker
 
 
 @contextlib.contextmanager
@@ -188,7 +201,6 @@ def _put_back(target: Path, saved: Path, manifest: Manifest) -> list[str]:
 
 
 def _removals_first(manifest: Manifest, side: int) -> list[tuple[str, tuple[str | None, str | None]]]:
-    """A directory may come where a file was."""
     return sorted(manifest.items(), key=lambda item: (item[1][side] is not None, item[0]))
 
 
@@ -243,7 +255,6 @@ def build_helpers(core: Path, python: Path, log: Path, child: DriverChild) -> Pa
 
 
 def remove_helpers(copy: Path) -> None:
-    """Remove a copy that `build` made."""
     shutil.rmtree(copy.parent, ignore_errors=True)
 
 
@@ -276,3 +287,17 @@ def _cause(log: Path) -> str:
     text = COLOUR.sub("", log.read_text(encoding="utf-8", errors="replace"))
     lines = [line.strip() for line in text.split("\n") if line.strip() and not line.startswith("make: ***")]
     return next((line for line in lines if ERROR.search(line)), lines[-1] if lines else "it said nothing")
+
+
+def main(words: list[str]) -> int:
+    try:
+        with contextlib.ExitStack() as ending:
+            alone(Path(words[0]).absolute(), ending)
+    except Failed as error:
+        say(str(error))
+        return error.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

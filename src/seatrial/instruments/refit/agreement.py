@@ -1,15 +1,12 @@
 """Do policy and generator agree? Version stamps, pairs of sent and received refits, and the mismatch of log-probabilities.
 
 Standard library only; the host's checks use it too.
-- `Ledger`: replicas report (version, root, incarnation) whenever they start or were refitted; samples are stamped when they are
-  dispatched. Versions never fall, all replicas hold the same version and root while samples are dispatched, and a sample's version is one
-  that a replica held at that moment. An empty list of problems says only that nothing in the reports was wrong; `seen` says how much
-  was reported.
+- `Ledger`: versions never fall, all replicas hold the same version and root while samples are dispatched, and a sample's version is one
+  that a replica held at that moment.
 - `problems`: processes of an attached run are paired by the number of the refit, so a generator that missed one, got one twice or was
   started again does not agree.
-- `token_mult_prob_error`: the mean over all tokens of exp|difference|, and its distribution over sequences. It is the weak last check:
-  numerical noise is about 1.01, and a stale tensor may add less. It can fail a refit, never prove one. A difference that is not finite
-  makes the value NaN and is counted.
+- `token_mult_prob_error`: the mean over all tokens of exp|difference|, and its distribution over sequences. Numerical noise is about 1.01,
+  and a stale tensor may add less: it can fail a refit, never prove one. A difference that is not finite makes the value NaN.
 """
 
 from __future__ import annotations
@@ -36,17 +33,10 @@ class Ledger:
         self._samples: set[str] = set()
         self._stamp = 0
         self._found: dict[tuple[str, str], list[str]] = {}
-        self._reports = 0
-
-    @property
-    def seen(self) -> dict[str, int]:
-        """How many samples, reports and replicas this is about."""
-        return {"samples": len(self._samples), "reports": self._reports, "replicas": len(self._replicas)}
 
     def report(self, replica: str, version: int, root: str, incarnation: str) -> None:
         """A replica says what it holds. `incarnation` changes when its process does."""
         _check(version, f"replica {replica}")
-        self._reports += 1
         before = self._replicas.get(replica)
         if before is not None and version < before.version:
             restarted = incarnation != before.incarnation
@@ -112,7 +102,6 @@ SHOWN = 3
 
 
 def problems(rows: Iterable[Row]) -> list[str]:
-    """One sentence for each thing that is not proven."""
     kept = list(rows)
     hashes = [row for row in kept if row.get("fact") == "hashes"]
     sides = {side: [row for row in hashes if row.get("side") == side] for side in ("sent", "relayed", "received")}
@@ -143,15 +132,13 @@ def _attachments(rows: list[Row]) -> list[str]:
 
 
 def _map(row: Row) -> list[str]:
-    """What the coordinate map itself shows to be wrong."""
     made = [] if row["restored"] else ["the weights were not restored bit for bit after it was learned"]
     return made + [f"{name}: {text}" for name, text in row.get("misplaced", {}).items()]
 
 
 def _uncovered(rows: list[Row]) -> list[str]:
-    """Replicas that learned their map again (another model, another export) without a refit after it, which shows the coverage:
-    what was written before speaks of the model that was there before.
-    """
+    """Replicas that learned their map again (another model, another export) without a refit after it, which shows the coverage: what was
+    written before speaks of the model that was there before."""
     maps: dict[str, int] = {}
     waiting: set[str] = set()
     for row in rows:
@@ -184,7 +171,6 @@ def _version(version: int, sent: list[Row], relayed: list[Row], received: list[R
 
 
 def _counts(sent: list[Row], received: list[Row]) -> list[str]:
-    """Every generator got as many refits as the policy sent, each once."""
     last = max((row["version"] for row in sent), default=0)
     got: dict[str, list[int]] = {}
     for row in received:
@@ -203,8 +189,6 @@ OUTLIER = 1.05
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One comparison."""
-
     value: float
     """The mean of exp|difference| over all tokens."""
     tokens: int

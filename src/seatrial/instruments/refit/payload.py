@@ -1,15 +1,12 @@
 """The wire format of a refit, and tensors as its bytes. A payload with one wrong bit is refused.
 
-    magic (8) | length of the body (8) | length of the header (8) | sums of the header (16) | body | header (JSON)
+    magic (8) | length of the body (8) | length of the header (8) | sums of the header (16) | body | header (strict JSON, payload_header.py)
 
 - The header comes last, so a body of any size is written piece by piece; a file appears under its name only when it is whole.
-- The body is a sequence of frames, each coded for itself with the header's codec. Planes are [offset, length] in the uncoded body;
-  a plane may lie in several frames (packed buckets). Without a codec a plane of a file is read from the mapped file, not copied.
-- Every byte is covered: the preamble by the lengths, the header by its sums, the body as sent by the sums in the header.
-  These sums find faults; they do not resist an adversary.
-- Planes by mode: raw: the bytes of the tensor; sparse: gaps, low bytes of the values, high bytes; bitmap: bits, low, high; dense: one
-  value per unit; same: none. Low and high bytes are apart because they compress better that way. Planes are coded on the CPU.
-- The header is strict (see payload_header.py).
+- The body is a sequence of frames, each coded for itself. Planes are [offset, length] in the uncoded body and may lie in several frames
+  (packed buckets). Sums cover every byte; they find faults and do not resist an adversary.
+- Planes by mode: raw: the bytes of the tensor; sparse: gaps, low bytes of the values, high bytes (apart, because they compress better);
+  bitmap: bits, low, high; dense: one value per unit; same: none. Planes are coded on the CPU.
 """
 
 from __future__ import annotations
@@ -43,8 +40,6 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Body:
-    """What is known of a body once it was written."""
-
     codec: str
     frames: tuple[Pair, ...]
     body: int
@@ -95,7 +90,6 @@ class Payload:
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
 
     def plane(self, place: Pair) -> memoryview:
-        """The bytes of one plane, uncoded."""
         start, length = place
         if self.header.codec == "none":
             return self._body[start : start + length]
@@ -212,7 +206,6 @@ def _inflate(data: memoryview, size: int) -> bytes:
 
 
 def flat(tensor: Any) -> Any:
-    """The bytes of a contiguous tensor, sharing its memory."""
     import torch
 
     plain.check_memory(tensor)
@@ -220,7 +213,6 @@ def flat(tensor: Any) -> Any:
 
 
 def to_bytes(tensor: Any) -> memoryview:
-    """The bytes of a contiguous tensor; without a copy if it is on the CPU."""
     return memoryview(flat(tensor).cpu().numpy())
 
 
@@ -234,12 +226,10 @@ def from_bytes(data: memoryview, device: Any) -> Any:
 
 
 def dtype_name(tensor: Any) -> str:
-    """`bfloat16` and the like."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def of_coded(coded: Coded) -> list[memoryview]:
-    """The planes of a coded tensor."""
     if coded.mode == "same":
         return []
     if coded.mode == "dense":

@@ -58,8 +58,6 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a payload."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -75,8 +73,6 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a payload says about itself."""
-
     transport: str
     kind: str
     version: int
@@ -94,7 +90,6 @@ class Header:
 
 
 def parse(text: bytes) -> Header:
-    """A header from its JSON, or a refusal that says what is wrong with it."""
     try:
         given = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         header = _made(given)

@@ -2,9 +2,8 @@
 
 - Each refit is compared before (the negative control) and after, name by name, by the bits that the generator's live weights have.
 - A payload becomes the base of the next delta only when the generator's own fingerprint is the policy's; otherwise the next one is full.
-- A refused payload leaves a fact, and is returned; a generator that is gone raises, after its fact.
-- `EXPORT_FAULTS` damage what a policy exports: wrong weights that arrive exactly as they were sent. Only a comparison with the policy's
-  own bits can see them; `token_mult_prob_error` mostly stays below 1.05 (benchmarks/h200.md).
+- `EXPORT_FAULTS` damage what a policy exports: wrong weights that arrive exactly as they were sent, which only a comparison with the
+  policy's own bits can see.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class NoSuchFault(ValueError):
 
 
 def _named(export: Mapping[str, Any], pattern: str) -> str:
-    """The first name that matches; a model without one cannot have this fault."""
     found = next((name for name in export if re.search(pattern, name)), None)
     if found is None:
         raise NoSuchFault(f"no exported name matches {pattern!r}: this model cannot have the fault")
@@ -98,7 +96,6 @@ Compare = Callable[[], Mismatch | None]
 
 
 def say(text: str) -> None:
-    """A line for the log."""
     print(f"seatrial: {text}", flush=True)
 
 
@@ -143,7 +140,6 @@ class RefitDriver:
         self._last_payload = b""
 
     def write(self, fact: str, **fields: Any) -> None:
-        """One row."""
         facts.append(self.facts, {"fact": fact, **fields})
 
     def begin(self, export: dict[str, Any]) -> None:
@@ -237,7 +233,6 @@ class RefitDriver:
     def _compared(
         self, row: dict[str, Any], sent: dict[str, str], before: dict[str, Any], held: dict[str, Any], refused: RefitRefused | None
     ) -> dict[str, Any]:
-        """What the live weights are after it, by name."""
         after, methods = held["hashes"], held["methods"]
         unproven = [name for name in after if name not in methods]
         wrong = [] if refused else fingerprint.differing(sent, after)

@@ -1,13 +1,9 @@
-"""Coverage: what the loader does with every runtime parameter and buffer, and with every exported name.
+"""Coverage: what the loader does with every runtime parameter and buffer, and with every exported name. Decides no verdict.
 
-Runs inside a loop's interpreter. Contract:
 - Each runtime tensor is exactly one of: written (the map has its elements), shared (memory of one named before), derived (the loader
-  transforms or recomputes it: the map saw how), moved (its bits changed over the loads, and nothing explains it), constant (the same
-  bits before and after loads of different weights).
+  transforms or recomputes it), moved (its bits changed, and nothing explains it), constant (the same bits before and after loads).
 - Padding (elements of a written tensor that no exported element reaches) is counted, and it is said whether its bits ever moved.
-- `misplaced` judges the places that a map shows by the names: a map learned from a loader that swaps is as swapped as the loader.
-- `unexported` is the policy's side: what of its own state changed and is not exported, which no generator can have.
-- Nothing here decides a verdict.
+- `misplaced` judges the places of a map by the names; `unexported`: what of the policy's own state changed and is not exported.
 """
 
 from __future__ import annotations
@@ -18,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from seatrial.instruments.bits import fingerprint
-from seatrial.instruments.refit.coordinate_map import Table, pieces
-from seatrial.instruments.refit.map_learner import Map
+from seatrial.instruments.refit.map_learner import Map, Table, pieces
 
 GATE_UP = ("gate_proj", "w1"), ("up_proj", "w3")
 FUSED: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -40,8 +35,6 @@ class Padding(NamedTuple):
 
 @dataclass(frozen=True)
 class Coverage:
-    """See the module."""
-
     written: tuple[str, ...]
     shared: dict[str, str]
     derived: dict[str, str]
@@ -58,19 +51,10 @@ class Coverage:
 
     def row(self, replica: str, never_changed: Sequence[str]) -> dict[str, Any]:
         """The fact. Whoever has the policy adds `unexported`."""
-        lists = {
-            "written": list(self.written),
-            "recomputed": list(self.recomputed),
-            "constant": list(self.constant),
-            "idle": list(self.idle),
-            "never_changed": list(never_changed),
-        }
-        maps: dict[str, Any] = {"shared": self.shared, "derived": self.derived, "moved": self.moved, "opaque": self.opaque}
-        maps |= {"unconsumed": self.unconsumed, "unwritten": self.unwritten}
-        padding = {name: part._asdict() for name, part in self.padding.items()}
-        total = len(self.written) + len(self.shared) + len(self.derived) + len(self.moved) + len(self.constant)
-        counted = {"fact": "coverage", "replica": replica, "tensors": total}
-        return {**counted, **lists, **maps, "padding": padding}
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        fields["padding"] = {name: part._asdict() for name, part in self.padding.items()}
+        total = sum(map(len, (self.written, self.shared, self.derived, self.moved, self.constant)))
+        return {"fact": "coverage", "replica": replica, "tensors": total, "never_changed": list(never_changed), **fields}
 
 
 class LoaderWatch:
@@ -91,22 +75,18 @@ class LoaderWatch:
 
     @property
     def touched(self) -> dict[str, str]:
-        """Names whose bits changed, and when that was seen first."""
         return _changes(self.history)
 
     @property
     def moved(self) -> dict[str, str]:
-        """Written tensors whose padding changed."""
         return _changes(self._padding)
 
 
 def classify(
     module: Any, learned: Map, touched: Mapping[str, str], padding_moved: Collection[str] = (), ties: Mapping[str, str] | None = None
 ) -> Coverage:
-    """Sort every parameter and buffer. `touched` and `padding_moved` as of a `Watch` over loads of different weights.
-
-    `ties`: which name shares the memory of which, where the module does not show that any more.
-    """
+    """Sort every parameter and buffer. `touched` and `padding_moved` as of a `Watch` over loads of different weights. `ties`: which name
+    shares the memory of which, where the module does not show that any more."""
     written: list[str] = []
     shared: dict[str, str] = {}
     derived: dict[str, str] = {}
@@ -139,22 +119,10 @@ def classify(
     return Coverage(*lists, padding, dict(learned.unconsumed), dict(learned.unwritten), dict(learned.opaque))
 
 
-def unconsumed(maps: Sequence[Map]) -> dict[str, int]:
-    """Exported elements that no rank of a replica took, by name."""
-    ids = maps[0].ids
-    if any((other.ids.names, other.ids.sizes.tolist()) != (ids.names, ids.sizes.tolist()) for other in maps):
-        raise ValueError("coverage: the maps of these ranks were learned with different exports")
-    lost, _ = ids.landings([table for each in maps for table in each.distinct])
-    known = {name for each in maps for name in (*each.opaque, *each.twins)}
-    return {name: count for name, count in lost.items() if name not in known}
-
-
 def misplaced(learned: Map, fused: Mapping[str, tuple[tuple[str, ...], ...]] = FUSED) -> dict[str, str]:
-    """Runtime tensors that hold what their name does not say: another layer, another part, slots or experts out of order, or
-    the elements of one exported tensor in another order than exported. Whether a rearrangement is meant, no map can show.
-
-    A runtime module with a name of its own that holds one exported tensor is judged by its layer and its order only.
-    """
+    """Runtime tensors that hold what their name does not say: another layer, another part, slots or experts out of order, or the elements
+    of one exported tensor in another order than exported. Whether a rearrangement is meant, no map can show. A runtime module with a
+    name of its own that holds one exported tensor is judged by its layer and its order only."""
     import torch
 
     parts = {_part(name) for name in learned.ids.names}
@@ -206,7 +174,6 @@ class Owned:
         self._exported = names if self._exported is None else self._exported & names
 
     def unexported(self) -> list[str]:
-        """See the function."""
         return unexported(self._history, self._exported or ())
 
 
@@ -222,7 +189,6 @@ def aliases(module: Any, names: Collection[str]) -> set[str]:
 
 
 def rest(value: Any, table: Table) -> Any:
-    """The elements of a runtime tensor that no run reaches, flat."""
     import torch
 
     flat = value.detach().reshape(-1)
@@ -250,7 +216,6 @@ def _changes(history: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _part(name: str) -> str:
-    """The module that a weight belongs to: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
     return name.rpartition(".")[0].rpartition(".")[2]
 
 

@@ -1,15 +1,11 @@
 """Both ends of a refit: the policy's `Producer` commits or rolls back payloads, the generator's `Consumer` applies them whole.
 
-- The producer's baseline is what the generator confirmed: a copy of the export whose fingerprint it gave back last. `prepare` moves the
-  baseline to the new export in the pass that finds the differences, and keeps them: `rollback` restores it exactly.
-- `commit` needs the fingerprint of what the generator really holds. Any other fingerprint rolls back and is refused.
-- A prepared version is never used again: a generator may hold it although the policy took it back. After a failure the next payload is
-  full, whatever transport is set, unless a kind is given.
-- The producer sends the baseline after that pass, never the export: a policy that trains on meanwhile cannot tear a payload. A value
-  that is not finite is sent bit for bit and reported.
-- The consumer checks everything before it writes the first bit: the payload's bytes, its version, the version and fingerprint of its
-  base (taken from the live weights), names, dtypes, shapes, and all that is coded sparsely. After writing it hashes the live weights; if
-  they are not what was sent, or if anything failed, it puts every bit back.
+- The producer's baseline is what the generator confirmed. `prepare` moves it to the new export in the pass that finds the differences,
+  and keeps them: `rollback` restores it exactly. `commit` needs the fingerprint of what the generator really holds.
+- A prepared version is never used again. After a failure the next payload is full, whatever transport is set, unless a kind is given.
+- The producer sends the baseline after that pass, never the export: a policy that trains on meanwhile cannot tear a payload.
+- The consumer checks everything before it writes the first bit, and hashes the live weights afterwards; if they are not what was sent, or
+  if anything failed, it puts every bit back.
 """
 
 from __future__ import annotations
@@ -32,8 +28,6 @@ BUCKET = 1 << 26
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a payload holds, for facts and reports."""
-
     version: int
     transport: str
     kind: str
@@ -169,7 +163,6 @@ class Producer:
         return current
 
     def _chunks(self, current: Mapping[str, Any], draft: _Draft) -> Iterator[memoryview]:
-        """The body, tensor by tensor; the baseline follows."""
         for names in self._groups():
             yield from self._group(names, current, draft)
 
@@ -200,14 +193,8 @@ class Producer:
         for name, base, made, count, both in zip(names, bases, coded, changed, sums, strict=True):
             sparse = draft.transport == "sparse"
             chunks = payload.of_coded(made) if sparse else [payload.to_bytes(base)]
-            draft.add(
-                name,
-                base,
-                (fingerprint.from_sums(base, both), self.hashes[name] if sparse else None),
-                made.mode if sparse else "raw",
-                made.changed if count is None else count,
-                chunks,
-            )
+            hashes = fingerprint.from_sums(base, both), self.hashes[name] if sparse else None
+            draft.add(name, base, hashes, made.mode if sparse else "raw", made.changed if count is None else count, chunks)
             yield from chunks
 
     def _header(self, draft: _Draft, body: payload.Body) -> Header:
@@ -220,10 +207,7 @@ class Producer:
             base_root=self.root if sparse else None,
             target_root=fingerprint.tree({entry.name: entry.hash for entry in draft.entries}).root,
             tensors=tuple(draft.entries),
-            codec=body.codec,
-            frames=body.frames,
-            body=body.body,
-            sums=body.sums,
+            **vars(body),
         )
 
     def _describe(self, draft: _Draft, data: bytes | Path) -> Prepared:
@@ -249,8 +233,6 @@ def _layout(tensor: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Applied:
-    """What a refit did."""
-
     version: int
     root: str
     """Of the live weights, hashed after writing."""
@@ -266,7 +248,6 @@ class Consumer:
         self.weights, self.version = dict(weights), version
 
     def state(self) -> dict[str, Any]:
-        """What is held right now."""
         hashes = fingerprint.tensors(self.weights.items())
         return {"version": self.version, "root": fingerprint.tree(hashes).root, "hashes": hashes}
 
@@ -302,7 +283,11 @@ class Consumer:
         for reason, names in (("unknown-name", sent.keys() - self.weights.keys()), ("absent-name", self.weights.keys() - sent.keys())):
             if names:
                 raise RefitRefused(reason, sorted(names))
-        other = [name for name, tensor in self.weights.items() if _live_layout(tensor) != (sent[name].dtype, sent[name].shape)]
+        other = [
+            name
+            for name, tensor in self.weights.items()
+            if (payload.dtype_name(tensor), tuple(tensor.shape)) != (sent[name].dtype, sent[name].shape)
+        ]
         scattered = [name for name, tensor in self.weights.items() if not tensor.is_contiguous()]
         if other or scattered:
             raise RefitRefused("layout", other or scattered, detail="" if other else "live weights are not contiguous")
@@ -351,7 +336,6 @@ class Consumer:
         return changed
 
     def _write(self, target: Any, entry: Entry, given: payload.Payload, ready: delta.Coded | None) -> None:
-        """Write one tensor; `ready` if it was decoded already."""
         if entry.mode == "raw":
             payload.flat(target).copy_(payload.from_bytes(given.plane(entry.planes[0]), target.device))
         else:
@@ -367,10 +351,6 @@ class Consumer:
 
 def _nbytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
-
-
-def _live_layout(tensor: Any) -> tuple[str, tuple[int, ...]]:
-    return payload.dtype_name(tensor), tuple(tensor.shape)
 
 
 def _check_shared(weights: Mapping[str, Any], sent: Mapping[str, Entry]) -> None:

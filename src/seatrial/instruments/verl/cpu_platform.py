@@ -1,12 +1,16 @@
-"""A CPU for verl: loaded into every one of its processes through VERL_USE_EXTERNAL_MODULES.
+"""What Seatrial adds to verl, through verl's own registries: loaded into each of its processes by VERL_USE_EXTERNAL_MODULES.
 
 - The platform is registered through verl's own registry (`PlatformRegistry`), so the rest of verl asks it and not CUDA.
+- The trainer finds the generation server here, the worker the other end of the weight sync, and its engines: those of the module
+  in this folder that SEATRIAL_ENGINE names.
 - Ray is asked for one logical GPU, since verl places its workers by that resource.
 - Two functions of torch and one of verl are replaced, each for a reason stated where it happens; no file of verl is touched.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import random
 import types
 from collections.abc import Iterator
@@ -16,19 +20,19 @@ from typing import Any
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from seatrial.instruments.megatron import import_patches
 
+NAME = "seatrial"
+"""The rollout's name in verl's configuration."""
 _PORTS = range(20000, 30000)
 """Below what Linux gives to connections (32768 and up)."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """For what a CPU has no need of."""
-
-
-def _zero(*_: Any, **__: Any) -> int:
-    return 0
 
 
 def _module() -> types.ModuleType:
@@ -38,7 +42,7 @@ def _module() -> types.ModuleType:
     for name in ("empty_cache", "ipc_collect", "set_device", "set_per_process_memory_fraction"):
         setattr(made, name, _nothing)
     for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
-        setattr(made, name, _zero)
+        setattr(made, name, lambda *_, **__: 0)
     made.mem_get_info = lambda *_: (0, 0)  # type: ignore[attr-defined]
     made.get_device_name = lambda *_: "cpu"  # type: ignore[attr-defined]
     made.get_rng_state, made.set_rng_state = torch.get_rng_state, torch.set_rng_state  # type: ignore[attr-defined]
@@ -57,7 +61,6 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
     device_module = DEVICE
 
     def is_available(self) -> bool:
-        """A CPU is always there."""
         return True
 
     def current_device(self) -> Any:
@@ -65,7 +68,6 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         return torch.device("cpu")
 
     def device_count(self) -> int:
-        """One."""
         return 1
 
     set_device = synchronize = empty_cache = set_allocator_settings = profiler_start = profiler_stop = staticmethod(_nothing)
@@ -73,32 +75,25 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        """None: it is a notion of CUDA."""
         return None, None
 
     def communication_backend_name(self) -> str:
-        """Gloo."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """Ray sets this one for the logical GPU."""
         return "CUDA_VISIBLE_DEVICES"
 
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
-        """No profiler."""
         yield
 
     def ray_resource_name(self) -> str:
-        """The logical GPU that Ray was given."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """None: nothing is hidden."""
         return []
 
     def is_ipc_supported(self) -> bool:
-        """No."""
         return False
 
 
@@ -117,11 +112,9 @@ def _patch_torch() -> None:
 
 
 def _patch_ports(module: types.ModuleType) -> None:
-    """verl asks the kernel for a free port, closes it, and listens there seconds later, when the worker has imported torch.
-
-    On a busy machine another process was given it meanwhile: EADDRINUSE. A range is verl's own option; it starts anywhere in
-    ours, so that two trainings do not ask for the same port either.
-    """
+    """verl asks the kernel for a free port, closes it, and listens there seconds later, when the worker has imported torch. On a busy
+    machine another process was given it meanwhile: EADDRINUSE. A range is verl's own option; it starts anywhere in ours, so that two
+    trainings do not ask for the same port either."""
     group = module.RayWorkerGroup
     ask = group._get_master_addr_port
 
@@ -132,6 +125,22 @@ def _patch_ports(module: types.ModuleType) -> None:
     group._get_master_addr_port = get
 
 
+def _replica() -> type:
+    from seatrial.instruments.verl.generation_server import Replica
+
+    return Replica
+
+
+def _engines(_: types.ModuleType) -> None:
+    if engine := os.environ.get("SEATRIAL_ENGINE"):
+        importlib.import_module(f"seatrial.instruments.verl.{engine}")
+
+
 set_platform(CpuPlatform())
 _patch_torch()
 import_patches.after("verl.single_controller.ray.base", _patch_ports)
+# verl has no function to add to this table.
+_ROLLOUT_REGISTRY[(NAME, "async")] = "seatrial.instruments.verl.generation_server.Adapter"
+RolloutReplicaRegistry.register(NAME, _replica)
+# Seconds for each process: only where verl itself imports its engines.
+import_patches.after("verl.workers.engine", _engines)

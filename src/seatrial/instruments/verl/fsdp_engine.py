@@ -20,7 +20,6 @@ class _Sharded(Watched):
     module: Any
 
     def network(self) -> Any:
-        """As FSDP2 made it."""
         return self.module
 
     def whole(self, value: Any) -> Any:
@@ -34,11 +33,9 @@ class _Sharded(Watched):
         return value
 
     def gradient(self, value: Any) -> Any:
-        """Where autograd leaves it."""
         return value.grad
 
     def optimizers(self) -> list[Any]:
-        """The only one."""
         return [self.optimizer]
 
     def as_exported(self) -> Mapping[str, Any]:
@@ -50,7 +47,6 @@ class _Sharded(Watched):
         }
 
     def steps_done(self) -> int:
-        """What torch's schedulers count."""
         return int(self.lr_scheduler.last_epoch)
 
 
@@ -63,8 +59,6 @@ class Actor(_Sharded, FSDPEngineWithLMHead):  # type: ignore[misc]
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
 class Critic(_Sharded, FSDPEngineWithValueHead):  # type: ignore[misc]
-    """The critic's engine."""
-
     role = "critic"
 
     def _build_module(self) -> Any:

@@ -1,11 +1,9 @@
 """The generation server: a transformers model in its own Ray actor, and the two ends by which verl reaches it.
 
-- `Replica` is registered with verl as a rollout; it starts the server as vLLM's and SGLang's replicas start theirs.
-- `Adapter` lives in the actor's worker: verl hands it the exported weights after every step, it passes them on.
-- The server starts from random weights and loads strictly: what it generates with can only be what was synchronised.
-- After every load both ends hash: the adapter what it sent, the server the live tensors it then holds.
-- A completion depends on weights, prompt, version of the weights and its place in the group only: each draws alone
-  from its own generator, so that a resumed run samples what an uninterrupted one samples.
+- The server starts from random weights and loads strictly: what it generates with can only be what was synchronised. After every load both
+  ends hash: the adapter what it sent, the server the live tensors it then holds.
+- A completion depends on weights, prompt, version of the weights and its place in the group only: each draws alone from its own generator,
+  so that a resumed run samples what an uninterrupted one samples.
 """
 
 from __future__ import annotations
@@ -73,7 +71,6 @@ class Server:
         return dict(self.model.state_dict(keep_vars=True))
 
     async def generate(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
-        """One completion."""
         place = self.asked[tuple(prompt_ids)]
         self.asked[tuple(prompt_ids)] += 1
         text = f"{self.seed} {self.version} {place} {prompt_ids}"
@@ -110,7 +107,6 @@ class Replica(RolloutReplica):  # type: ignore[misc]
     """Starts the server."""
 
     async def launch_servers(self) -> None:
-        """One server, named so that the adapter finds it."""
         name = SERVER.format(self.replica_rank)
         made = ray.remote(Server).options(name=name, num_cpus=0, max_concurrency=self.max_concurrency)
         handle = made.remote(self.model_config.path, self.config.dtype, self.config.response_length, self.config.seed)

@@ -25,16 +25,13 @@ class _Chunked(Watched):
     tf_config: Any
 
     def initialize(self) -> None:
-        """Build; in full precision where steps are recorded: in bf16 a wrong formula would drown in rounding.
-
-        verl's configuration knows 16 bits only, its engine and Megatron know 32.
-        """
+        """Build; in full precision where steps are recorded: in bf16 a wrong formula would drown in rounding. verl's configuration knows 16
+        bits only, its engine and Megatron know 32."""
         if verl_process.record_directory() is not None:
             object.__setattr__(self.engine_config, "dtype", "float32")
         super().initialize()
 
     def network(self) -> Any:
-        """The only chunk, without DDP and the cast to bf16 around it."""
         (chunk,) = self.module
         return unwrap_model(chunk)
 
@@ -43,7 +40,6 @@ class _Chunked(Watched):
         return getattr(value, "main_grad", None)
 
     def optimizers(self) -> list[Any]:
-        """The torch optimizers inside Megatron's."""
         return [part.optimizer for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer])]
 
     def optimizer_groups(self, optimizer: Any) -> list[list[tuple[Any, Any]]]:
@@ -73,16 +69,13 @@ class _Chunked(Watched):
         return [states, [group["params"] for optimizer in self.optimizers() for group in optimizer.param_groups]]
 
     def steps_done(self) -> int:
-        """What Megatron's scheduler counts."""
         return int(self.lr_scheduler.num_steps)
 
     def generators(self) -> dict[str, str]:
-        """With those that Megatron keeps for model-parallel regions."""
         regions = tensor_parallel.get_cuda_rng_tracker().get_states()
         return {**super().generators(), **fingerprint.state(regions, "megatron")}
 
     def as_exported(self) -> Mapping[str, Any] | None:
-        """By the layout of Megatron's fused tensors."""
         return megatron_layout.exported(
             dict(self.network().named_parameters()), self.tf_config.num_query_groups, self.tf_config.kv_channels
         )
@@ -90,13 +83,9 @@ class _Chunked(Watched):
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu")
 class Actor(_Chunked, MegatronEngineWithLMHead):  # type: ignore[misc]
-    """The actor's engine; the reference model has the same, for forward passes only."""
-
     role = "actor"
 
 
 @EngineRegistry.register(model_type="value_model", backend="megatron", device="cpu")
 class Critic(_Chunked, MegatronEngineWithValueHead):  # type: ignore[misc]
-    """The critic's engine."""
-
     role = "critic"

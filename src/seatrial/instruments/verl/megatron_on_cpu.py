@@ -14,17 +14,14 @@ from seatrial.instruments.megatron import import_patches, shims
 
 
 def install() -> None:
-    """Register every patch."""
     shims.install()
     import_patches.after("megatron.core.transformer.dot_product_attention", _causal_attention_ignores_padding_mask)
 
 
 def _causal_attention_ignores_padding_mask(module: ModuleType) -> None:
     """The engine of verl hands over a (batch, sequence) mask with True = real token, which Transformer Engine ignores for causal attention.
-
     Megatron's local attention would read it as "True = masked out" and drop the causal mask. Rows are padded on the right, so the causal
-    mask alone keeps padding away from every real token.
-    """
+    mask alone keeps padding away from every real token."""
     plain = module.DotProductAttention.forward
 
     @functools.wraps(plain)

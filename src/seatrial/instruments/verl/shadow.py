@@ -23,17 +23,15 @@ from seatrial.instruments.shadow import expected_logs, formulas
 from seatrial.instruments.shadow.interface import Diverged, ShadowSettings, write_findings
 from seatrial.instruments.shadow.recompute import Shadow
 from seatrial.instruments.shadow.rounds import Round
-from seatrial.instruments.verl import megatron_layout, reward, train, verl_settings
-from seatrial.instruments.verl.verl_process import PARTS, REWARDS
+from seatrial.instruments.verl import megatron_layout, train, verl_settings
+from seatrial.instruments.verl.verl_process import PARTS, REWARDS, even_share
 
 REWARD = "even_share"
 
 
 def assemble(run: Path, rows: int, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> None:
-    """Write record.jsonl of a run, once; `rows` completions are made per round, of the `prompts` of the dataset.
-
-    The parts are removed when the record is whole; what an attempt that was killed has left is written anew.
-    """
+    """Write record.jsonl of a run, once; `rows` completions are made per round, of the `prompts` of the dataset. The parts are removed when
+    the record is whole; what an attempt that was killed has left is written anew."""
     if not (run / PARTS).is_dir():
         return
     (run / ROWS).unlink(missing_ok=True)
@@ -166,7 +164,6 @@ VERSION = "0.9.1"
 
 
 def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
-    """The findings on one run, as JSON."""
     import torch
     import transformers
     from transformers import AutoTokenizer
@@ -180,7 +177,7 @@ def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
     asked = prompts(arguments.prompts + arguments.validation, train.DATA_SEED)[: arguments.prompts]
     world = World(
         prompts=[chat(tokenizer, text) for text in asked],
-        rewards={REWARD: lambda completions, _: [reward.even_share(text) for text in _texts(tokenizer, completions)]},
+        rewards={REWARD: lambda completions, _: [even_share(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in completions]},
         model=path,
         eos=(tokenizer.eos_token_id,),
         pad=tokenizer.pad_token_id,
@@ -198,13 +195,8 @@ def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
 
 
 def chat(tokenizer: Any, text: str) -> list[int]:
-    """The token ids of a dataset row's prompt, by the model's own template."""
     said = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
     return list(tokenizer(said, add_special_tokens=False)["input_ids"])
-
-
-def _texts(tokenizer: Any, completions: Sequence[Sequence[int]]) -> list[str]:
-    return [tokenizer.decode(list(ids), skip_special_tokens=True) for ids in completions]
 
 
 def _layout(path: Path, words: Sequence[str]) -> Any:
@@ -226,7 +218,6 @@ def _layout(path: Path, words: Sequence[str]) -> Any:
 
 
 def knobs(words: list[str], made: dict[str, Any], shadow: Any, settings: ShadowSettings) -> list[dict[str, Any]]:
-    """Each knob: configured, and whether this run proved it."""
     values = verl_settings.knob_values(words)
     estimator = "gae" if settings.estimator == "gae" else "grpo"
     rows = []
@@ -251,8 +242,6 @@ ALWAYS = ("actor/grad_norm", "actor/lr", "actor/pg_loss", "critic/score/mean")
 
 
 class RoundShadow(Shadow):
-    """Collects what is to be logged over the optimizer steps of a round."""
-
     def _generated(self, moment: Moment) -> None:
         for asked in moment.first().values.get("asked", ()):
             self._asked(asked)
@@ -327,7 +316,6 @@ class RoundShadow(Shadow):
         self.found.count("logging", expected_logs.compare(expected, moment.first().values, tokens, self.world.loop in self.same, ALWAYS))
 
     def _round(self, made: Round) -> dict[str, float]:
-        """The metrics of a generation."""
         s, mask = self.s, made.mask
         lengths, asked = (torch.tensor([len(ids) for ids in rows], dtype=torch.float64) for rows in (made.completions, made.prompts))
         inside = mask.bool()
@@ -371,7 +359,6 @@ def _average(values: Sequence[float]) -> float:
 
 
 def _summed(values: Sequence[Any], terms: Sequence[formulas.Terms], tokens: float, s: ShadowSettings) -> float:
-    """Over the micro-batches of a step."""
     return sum(float(formulas.reduced(value, each.mask, 0.0, s, tokens)) for value, each in zip(values, terms, strict=True))
 
 

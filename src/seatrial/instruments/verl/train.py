@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.instruments import facts, provenance
+from seatrial.instruments.engines import tiny_models
 from seatrial.instruments.facts import prompts
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -57,22 +58,15 @@ def make_model(directory: Path, tied: bool = True) -> Path:
     for value in made.parameters():
         if value.dim() == 1:  # biases of 0 and norms of 1 would hide that one was never loaded
             value.data.add_(0.1 * torch.randn_like(value))
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        made.save_pretrained(temporary)
-        words.save_pretrained(temporary)
-        os.rename(temporary, directory)  # noqa: PTH104 - fails when another process was first, which is fine
-    except OSError:
-        if not (directory / "config.json").is_file():
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return directory
+
+    def save(place: Path) -> None:
+        made.save_pretrained(place)
+        words.save_pretrained(place)
+
+    return tiny_models.whole(directory, save)
 
 
 def write_prompts(path: Path, texts: list[str], split: str) -> Path:
-    """The prompts in the form that verl's dataset reads."""
     import pyarrow
     from pyarrow import parquet
 
@@ -99,7 +93,6 @@ def by_prompt(directory: Path, last: int) -> dict[str, float]:
 
 
 def _scores(path: Path) -> dict[str, float]:
-    """The mean score of each prompt in a dump."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     found: dict[str, list[float]] = {}
     for row in rows:
@@ -108,12 +101,10 @@ def _scores(path: Path) -> dict[str, float]:
 
 
 def last_validation(directory: Path) -> int:
-    """The step of the last dump."""
     return max(int(path.stem) for path in (directory / "validation").glob("*.jsonl"))
 
 
 def write_gains(directory: Path, control: Path | None) -> None:
-    """Append the gains in the form of verl's file logger."""
     own = by_prompt(directory, last_validation(directory))
     other = by_prompt(control, last_validation(control)) if control else {}
     if control and own.keys() != other.keys():
@@ -134,12 +125,10 @@ DAY = 24 * 3600
 
 
 def say(text: str) -> None:
-    """A milestone line for the log."""
     print(f"seatrial: {text}", flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The driver's own options."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--out", type=Path, required=True, help="directory of this run: metrics.jsonl, facts.jsonl, checkpoints")
     made.add_argument("--model", required=True, help=f"a local model directory, or {MADE}")
@@ -154,13 +143,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def model_path(arguments: argparse.Namespace) -> Path:
-    """Where the model lies, or is made."""
     name = f"{MADE}-untied" if arguments.untied else MADE
     return Path(arguments.models) / name if arguments.model == MADE else Path(arguments.model)
 
 
 def places(arguments: argparse.Namespace, scratch: str) -> list[str]:
-    """Overrides that say where everything is."""
     out: Path = arguments.out
     model = model_path(arguments)
     if arguments.model == MADE:
@@ -172,7 +159,7 @@ def places(arguments: argparse.Namespace, scratch: str) -> list[str]:
         "critic.model.path": model,
         "data.train_files": write_prompts(out / "train.parquet", texts[: arguments.prompts], "train"),
         "data.val_files": write_prompts(out / "validation.parquet", texts[arguments.prompts :], "validation"),
-        "reward.custom_reward_function.path": here / "reward.py",
+        "reward.custom_reward_function.path": here / "verl_process.py",
         "trainer.v1.sampler.custom_sampler.path": here / "sampler.py",
         "trainer.default_local_dir": out / "checkpoints",
         "trainer.rollout_data_dir": out / "rollouts",
@@ -191,10 +178,8 @@ def quoted(text: str) -> str:
 
 
 def sweep() -> None:
-    """Remove what runs that were killed have left: directories of processes that are gone.
-
-    Another container may share the directory and not the processes, so only old ones are taken.
-    """
+    """Remove what runs that were killed have left: directories of processes that are gone. Another container may share the directory and
+    not the processes, so only old ones are taken."""
     for path in Path(SHORT).glob(f"{SCRATCH}*-*"):
         pid = path.name.split("-")[1]
         try:
@@ -206,7 +191,6 @@ def sweep() -> None:
 
 
 def main() -> None:
-    """Run one phase of a level."""
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     arguments = parser().parse_args(words[:split])
@@ -227,17 +211,13 @@ def main() -> None:
         sys.argv = ["main_ppo", *overrides, *words[split + 1 :]]
         main_ppo.main()
     finally:
-        _end_ray()
+        import ray
+
+        ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
     if arguments.signal:
         write_gains(arguments.out, arguments.control)
     say("run complete")
-
-
-def _end_ray() -> None:
-    import ray
-
-    ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -125,7 +125,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 
 def knobs(words: Sequence[str]) -> dict[str, Knob]:
-    """Every knob of a run, by its engine."""
     made = _megatron if strategy(given(words)) == MEGATRON else _fsdp2
     return {**COMMON, **made(ACTOR), **made(CRITIC, "gae")}
 
@@ -167,7 +166,6 @@ def strategy(values: Mapping[str, Any]) -> str:
 
 
 def knob_values(words: Sequence[str]) -> dict[str, Any]:
-    """Every knob of the table, as configured."""
     got = given(words)
     made = {name: got.get(name, knob.default) for name, knob in knobs(words).items()}
     return made | {name: made[source] for name, source in INHERITED.items() if name in made and name not in got}
@@ -246,7 +244,6 @@ def _batches(value: Mapping[str, Any], part: str) -> dict[str, Any]:
 
 
 def _update(value: Mapping[str, Any], part: str, engine: str) -> dict[str, Any]:
-    """Optimizer and schedule."""
     at = f"{part}.optim"
     steps, warmup = int(value["trainer.total_training_steps"]), value[f"{at}.lr_warmup_steps"]
     made: dict[str, Any] = {

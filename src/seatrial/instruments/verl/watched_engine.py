@@ -59,11 +59,9 @@ class EngineHooks(UpdateHooks):
         super().__init__(record, engine.network(), prefix)
 
     def weights(self) -> Iterable[tuple[str, Any]]:
-        """Put together from their shards."""
         return ((name, self.engine.whole(value)) for name, value in self.model.named_parameters())
 
     def grouped(self, optimizer: Any) -> list[dict[str, Any]]:
-        """As the engine keeps them."""
         if not any(optimizer is own for own in self.engine.optimizers()):
             return []
         return [{self.names[id(value)]: grad for value, grad in group} for group in self.engine.optimizer_groups(optimizer)]
@@ -172,11 +170,9 @@ class Watched:
         raise NotImplementedError
 
     def optimizer_state(self) -> Any:
-        """All that the optimizer knows."""
         return [optimizer.state_dict() for optimizer in self.optimizers()]
 
     def generators(self) -> dict[str, str]:
-        """The random number generators of this process."""
         return fingerprint.generators()
 
     def as_exported(self) -> Mapping[str, Any] | None:
@@ -222,12 +218,10 @@ class Watched:
         return rate
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Save, then record what the checkpoint must restore."""
         super().save_checkpoint(local_path, *args, **kwargs)  # type: ignore[misc]
         self._record("saved", self.steps_done())
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Load, then record what was restored."""
         super().load_checkpoint(local_path, *args, **kwargs)  # type: ignore[misc]
         verl_process.after_load(self)
         self._record("restored", self.steps_done())

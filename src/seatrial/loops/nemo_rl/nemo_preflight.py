@@ -104,7 +104,7 @@ def source_findings(context: Context, checkout: Path) -> Iterator[Finding]:
         marker = vendored_bridge.git_directory(checkout) / vendored_bridge.MARKER if (checkout / ".git").exists() else None
         if marker is not None and marker.is_file():
             message = f"{checkout / nemo_checkout.VENDORED} still holds the Bridge of a run that was killed"
-            yield _bridge(False, message, shlex.join([sys.executable, "-m", "seatrial.instruments.nemo_rl.recover", str(checkout)]))
+            yield _bridge(False, message, shlex.join([sys.executable, "-m", "seatrial.instruments.nemo_rl.vendored_bridge", str(checkout)]))
         elif any(repo.synced for repo in context.changes) and os.environ.get("SEATRIAL_RAY_NODES", "1") != "1":
             message = "bridge = sync copies the Bridge on one node, and Ray runs over several: others may hold another tree at that path"
             yield _bridge(False, message, "--set options.bridge=path")
@@ -226,7 +226,7 @@ def _directory(directory: Path, tokenizer: bool, context: Context) -> tuple[Find
 
 
 COMPOSE_SECONDS = 300
-COMPOSER = Path(__file__).parents[2] / "instruments" / "nemo_rl" / "nemo_compose.py"
+COMPOSER = Path(__file__).parents[2] / "instruments" / "compose_config.py"
 BATCHES = ("policy.train_micro_batch_size", "policy.logprob_batch_size")
 MEGATRON = "policy.megatron_cfg"
 TP, PP, CP = (f"{MEGATRON}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))

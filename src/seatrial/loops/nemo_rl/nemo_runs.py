@@ -372,7 +372,7 @@ def _imports(calls: Sequence[ScriptCall], context: Context, directory: Path) -> 
     return Phase(
         name="imports",
         argv=(
-            *(str(context.python), "-m", "seatrial.instruments.nemo_rl.check_imports"),
+            *(str(context.python), "-m", "seatrial.instruments.nemo_rl.nemo_process"),
             *("--out", str(directory), "--phase-dir", str(directory / "imports"), "--checkout", str(place)),
             *("--packages", ",".join(CHECKED), "--claims", json.dumps({call.name: call.claims for call in calls})),
             *("--assertions", json.dumps(said)),

@@ -9,7 +9,7 @@ from typing import Any
 
 from seatrial.checks.probe_facts import Facts, Row, about_run, differing, equal, proof, read_facts
 from seatrial.checks.refit_facts import KNOWN
-from seatrial.checks.refit_judge import EVERY_TRANSPORT, Expected, judge_refits
+from seatrial.checks.refit_judge import TRANSPORTS, Expected, judge_refits
 from seatrial.checks.step import RECORD, step_checks
 from seatrial.core.guarded import parse_json
 from seatrial.core.records import CheckResult, replace
@@ -34,11 +34,11 @@ def refits(facts: Facts) -> list[CheckResult]:
     return [
         proof("generation runs in its own process", _own(other), value, Boundary.ROLLOUT),
         proof("the generator ties what the trainer ties", tied, f"{(other or {}).get('tied')}", Boundary.REFIT),
-        *_judged(facts, EVERY_TRANSPORT),
+        *_judged(facts, TRANSPORTS),
     ]
 
 
-def served(facts: Facts, transports: tuple[str, ...] = EVERY_TRANSPORT) -> list[CheckResult]:
+def served(facts: Facts, transports: tuple[str, ...] = TRANSPORTS) -> list[CheckResult]:
     """Level 3: vLLM generates."""
     other = facts.one("process", process="generator")
     own = _own(other) and other is not None and str(other.get("engine", "")).startswith("vLLM ")

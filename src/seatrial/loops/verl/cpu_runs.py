@@ -16,8 +16,7 @@ from seatrial.core.records import replace as replace_record
 from seatrial.core.series import Metrics
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
-from seatrial.instruments.verl.import_check import MARK
-from seatrial.instruments.verl.verl_process import PARTS, RECORD_VARIABLE
+from seatrial.instruments.verl.verl_process import MARK, PARTS, RECORD_VARIABLE
 from seatrial.loops.host_findings import ModelUse, model_findings
 from seatrial.loops.hydra import is_override
 from seatrial.loops.verl.cpu_proofs import CONTROL_STEPS, prove
@@ -26,7 +25,7 @@ from seatrial.loops.verl.verl_checkout import import_path, witness_variables
 from seatrial.runtime.command import NoAnswerError, run_command
 
 INSTRUMENTS = Path(__file__).parents[2] / "instruments"
-IMPORT_CHECK = "seatrial.instruments.verl.import_check"
+IMPORT_CHECK = "seatrial.instruments.verl.verl_process"
 SECONDS = 90
 """A cold import of Megatron-Bridge takes 10 s on two cores."""
 PACKAGES = {MEGATRON: ("megatron.core", "megatron.bridge", "verl")}
@@ -71,7 +70,7 @@ def _staged(place: Path) -> Path:
     within.mkdir(parents=True)
     for package in (within, within.parent):
         (package / "__init__.py").touch()
-    for name in ("megatron", "verl"):  # verl's shims for Megatron are Megatron's own
+    for name in ("megatron", "verl", "facts.py"):  # verl's shims for Megatron are Megatron's own
         (within / name).symlink_to(INSTRUMENTS / name)
     return place
 
@@ -177,7 +176,7 @@ class Cpu:
 
     def plugins(self) -> tuple[str, ...]:
         """Modules that every process of verl loads, in this order: what makes Megatron run, or hides it, before whatever imports it."""
-        return tuple(f"{DRIVE}.{name}" for name in (self._shim(), "cpu_platform", "plugin"))
+        return tuple(f"{DRIVE}.{name}" for name in (self._shim(), "cpu_platform"))
 
     def _shim(self) -> str:
         return "megatron_on_cpu" if self.strategy == MEGATRON else "without_megatron"

@@ -39,7 +39,7 @@ from seatrial.runtime.command import NoAnswerError, run_command
 SCRIPT_SECONDS = 60
 COMPOSE_SECONDS = 300
 MAIN = "verl.trainer.main_ppo"
-COMPOSER = Path(__file__).parents[2] / "instruments" / "verl" / "verl_compose.py"
+COMPOSER = Path(__file__).parents[2] / "instruments" / "compose_config.py"
 STAND_IN = """\
 import json, os, sys
 if sys.argv[-1] == "-":
@@ -115,7 +115,7 @@ def compose(
     wanted: Sequence[HydraRequest], checkout: Path, start: Sequence[str], environment: Mapping[str, str], own: Sequence[str]
 ) -> list[Finding]:
     """Findings over all runs; `own` are the user's overrides, which are named as such."""
-    runs = [{"config_name": w.recording.config_name(), "overrides": w.recording.overrides(), "keys": list(w.claims)} for w in wanted]
+    runs = [{"config": w.recording.config_name(), "overrides": w.recording.overrides(), "keys": list(w.claims)} for w in wanted]
     try:
         answers = ask(start, COMPOSER, checkout, environment, COMPOSE_SECONDS, {"config_dir": str(checkout / CONFIG), "runs": runs})
     except NoAnswerError as error:

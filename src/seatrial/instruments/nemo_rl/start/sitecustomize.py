@@ -1,13 +1,10 @@
 """Python runs this module as an interpreter starts, when its directory is on PYTHONPATH: it waits for the loop.
 
-- The import witness starts as a process first imports a package that is expected somewhere (SEATRIAL_UNDER_TEST), in the
-  driver, in Ray workers with environments of their own, and in what they spawn. Any other process pays one look at the
-  name of each module that it imports, and nothing is written.
-- With SEATRIAL_REFIT_FACTS the refit probe starts there, too, and as a process first imports NeMo-RL itself: workers that
-  generate import nothing else of the loop.
-- It breaks no process. A witness that cannot start says that nothing is proven, in the words of a wrong import: no Pass
-  may rest on such a run. A real wrong import ends the process.
-- Another sitecustomize that this one hides runs after it.
+- The import witness starts as a process first imports a package that is expected somewhere (SEATRIAL_UNDER_TEST); with
+  SEATRIAL_REFIT_FACTS the refit probe starts there, too, and as a process first imports NeMo-RL itself. Any other process pays one look
+  at the name of each module that it imports.
+- It breaks no process. A witness that cannot start says that nothing is proven, in the words of a wrong import: no Pass may rest on such
+  a run. Another sitecustomize that this one hides runs after it.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ class Waiting:
 
 
 def _start() -> Witness | None:
-    """The witness of this process, or None."""
     try:
         from seatrial.instruments.nemo_rl import nemo_process
         from seatrial.instruments.witness import watch_this_process
@@ -61,7 +57,6 @@ def _start() -> Witness | None:
 
 
 def _attach() -> None:
-    """The refit probe of this process, where it is asked for."""
     if not os.environ.get(REFIT):
         return
     try:
