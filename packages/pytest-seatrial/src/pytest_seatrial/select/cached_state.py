@@ -22,22 +22,17 @@ from pytest_seatrial.select.trace.instrument import Slice
 
 Part = tuple[str, str]  # a path and a block in it
 Reached = Callable[[Iterable[str]], frozenset[str]]
-ASKED = "?"
-"""Before the block of a file that was read, listed or looked for in an epoch: nothing that ran."""
-LOOKED = (ASKED + LISTING, ASKED + EXISTS)
-"""Questions of which nobody tells which function asked."""
+ASKED = "?"  # before the block of a file that was read, listed or looked for in an epoch: nothing that ran
+LOOKED = (ASKED + LISTING, ASKED + EXISTS)  # questions of which nobody tells which function asked
 RUN_BY_CLASS = frozenset({"__call__", "__get__", "__init__", "__set_name__"})
 
 
 class Deeds(NamedTuple):
     """What functions (see `plain`) did, in whichever test."""
 
-    calls: Mapping[Part, frozenset[tuple[int, Part | None]]]
-    """Lines, and the blocks that were brought to run there; None for a process."""
-    read: Mapping[Part, set[Part]]
-    """Files that were read by or for it."""
-    again: frozenset[Part]
-    """Keepers that ran so often that not all of their calls are known."""
+    calls: Mapping[Part, frozenset[tuple[int, Part | None]]]  # lines, and the blocks that were brought to run there; None for a process
+    read: Mapping[Part, set[Part]]  # files that were read by or for it
+    again: frozenset[Part]  # keepers that ran so often that not all of their calls are known
 
 
 class Epoch(NamedTuple):
@@ -126,14 +121,11 @@ class Once:
         first = {part for name in wanted & self._sticky.keys() for part in self._sticky[name]}
         for name in wanted & self._kept.keys():
             for path, words in self._kept[name]:
-                if not self._ours(words):
+                makers = {word for word in words if any(one in word.lower() for one in memoized.WORDS)}
+                # Whoever uses a cache that something of the project makes runs that.
+                if not makers or not all(map(self.knows, makers)):
                     first.update(self._functions(path, words))
         return set().union(*(self._called(part) for part in first))
-
-    def _ours(self, words: frozenset[str]) -> bool:
-        """Whether a cache is made by something of the project: whoever uses it runs that."""
-        makers = {word for word in words if any(one in word.lower() for one in memoized.WORDS)}
-        return bool(makers) and all(map(self.knows, makers))
 
     def slices(self, part: Part) -> list[Slice]:
         """What a keeper may leave out. What was told something by a method of the project keeps it only if that sets what is asked."""
@@ -147,7 +139,7 @@ class Once:
         """Whether what a method was told may show in what is asked; only the project's own are known."""
         if "" in told.asked or not self.knows(told.told):
             return True
-        words = told.asked.union(*(self._mentions(part) for name in told.asked for part in self._under(name)))
+        words = told.asked.union(*(self._digests.mentions(*part) for name in told.asked for part in self._under(name)))
         return any(
             not words.isdisjoint(self._sets.get(_calls(part[1])[0], frozenset())) for part in self._under(told.told) if _calls(part[1])
         )
@@ -163,12 +155,7 @@ class Once:
                 pending.extend(callee for _, callee in self._deeds.calls.get(plain(part), ()) if callee)
         return found
 
-    def _mentions(self, part: Part) -> frozenset[str]:
-        facts = self._digests.facts(part[0])
-        return facts.mentions.get(part[1], frozenset()) if facts else frozenset()
-
     def knows(self, name: str) -> bool:
-        """Whether a function of the project is called so."""
         return any(name in named for named in self._named.values())
 
     def kept_by(self, part: Part) -> set[Part]:
@@ -238,9 +225,7 @@ class Once:
     def _mentioned(self, part: Part) -> tuple[Part, ...]:
         """Functions that a block may mean."""
         if part not in self._meant:
-            facts = self._digests.facts(part[0])
-            names = facts.mentions.get(part[1], frozenset()) if facts else frozenset[str]()
-            self._meant[part] = tuple(self._functions(part[0], names))
+            self._meant[part] = tuple(self._functions(part[0], self._digests.mentions(*part)))
         return self._meant[part]
 
     def _lead(self, name: str) -> frozenset[str]:
