@@ -70,8 +70,17 @@ class Small:
         if python == sys.executable:
             done = run_pytest(arguments, cwd=self.root, env=everything, timeout=120, merged=True)
         else:
-            command, both = [python, "-m", "pytest", *arguments], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            done = subprocess.run(command, cwd=self.root, env=everything, **both, text=True, errors="replace", timeout=120, check=False)
+            done = subprocess.run(
+                [python, "-m", "pytest", *arguments],
+                cwd=self.root,
+                env=everything,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=120,
+                check=False,
+            )
         return Session(done.returncode, done.stdout)
 
     def run(self, *arguments: str, env: dict[str, str] | None = None) -> Session:

@@ -353,8 +353,8 @@ def _declared(item: pytest.Item) -> tuple[list[Needs], Share | None]:
                 raise ValueError(f"give names, such as needs(gpus=2) (got {marker.args[0]!r})")
             needs.append(parse(marker.kwargs))
         name = "gpu_hours"
-        if (marker := item.get_closest_marker(name)) is None:
+        if (hours := item.get_closest_marker(name)) is None:
             return needs, None
-        return needs, share(item.nodeid, marker.args, marker.kwargs, max((one.gpus for one in needs), default=0))
+        return needs, share(item.nodeid, hours.args, hours.kwargs, max((one.gpus for one in needs), default=0))
     except ValueError as error:
         raise pytest.UsageError(f"{item.nodeid}: {name}: {error}") from error

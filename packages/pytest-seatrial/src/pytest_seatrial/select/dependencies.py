@@ -168,13 +168,7 @@ class Closures:
         if self._once.stands_alone(part) and plain(part) not in self._kept:
             return frozenset()
         if part not in self._behind:
-            found = {part}
-            pending = [part]
-            while pending:
-                more = self._direct(pending.pop()) - found
-                found |= more
-                pending.extend(more)
-            self._behind[part] = frozenset(found - {part})
+            self._behind[part] = closure([part], self._direct) - {part}
         return self._behind[part]
 
     def _direct(self, part: Part) -> frozenset[Part]:

@@ -205,7 +205,6 @@ class Selection:
         self._error = ""
 
     def start(self) -> Contexts:
-        """Trace from here on."""
         session = self._session
         trace = session.directory / "trace"
         trace.mkdir()

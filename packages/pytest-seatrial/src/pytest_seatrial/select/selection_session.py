@@ -92,31 +92,27 @@ def environment_key(config: pytest.Config, root: Path) -> dict[str, str]:
     }
 
 
+def _git(repo: Path, *arguments: str) -> str | None:
+    """What git prints; None where it fails, or says no."""
+    try:
+        call, env = command_line(repo, *arguments), environment(repo)
+        done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired, GitRefused):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
 def _commit(root: Path) -> str:
     """HEAD, or "" where there is no git."""
     if "GIT_DIR" not in os.environ and not any((above / ".git").exists() for above in (root, *root.parents)):
         return ""  # git would say so too, after a process more
-    try:
-        call = command_line(root, "rev-parse", "--verify", "HEAD")
-        done = subprocess.run(call, env=environment(root), capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired, GitRefused):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return (_git(root, "rev-parse", "--verify", "HEAD") or "").strip()
 
 
 def _top(root: Path) -> Path:
     """The top of the git repository that `root` belongs to; `root` itself where there is none, or where git ignores it."""
-    for above in (root, *root.parents):
-        if (above / ".git").exists():
-            break
-    else:
-        return root
-    try:
-        call = command_line(above, "check-ignore", "-q", str(root))
-        ignored = subprocess.run(call, env=environment(above), capture_output=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired, GitRefused):
-        return root if above == root else above
-    return root if above != root and ignored.returncode == 0 else above
+    above = next((one for one in (root, *root.parents) if (one / ".git").exists()), root)
+    return root if above != root and _git(above, "check-ignore", "-q", str(root)) is not None else above
 
 
 class SelectionRequest(NamedTuple):
@@ -142,7 +138,6 @@ class Chosen(NamedTuple):
     lines: list[str]
 
     def summary(self) -> list[str]:
-        """The lines of the terminal summary."""
         if self.told:
             return [*self.lines, f"seatrial: {self.selected} of {self.of} tests selected: the map is not trusted: {self.told}"]
         if not self.selected and self.of:

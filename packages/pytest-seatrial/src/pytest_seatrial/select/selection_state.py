@@ -62,7 +62,6 @@ class Choice:
 
 
 def choose_affected(known: Known, now: Now, tests: Sequence[str]) -> list[Choice]:
-    """One choice per test, in the order given."""
     changed = Changed(known, now)
     return [_choice(known, changed, test) for test in tests]
 
@@ -117,7 +116,6 @@ def _choice(known: Known, changed: Changed, test: str) -> Choice:
 
 
 def describe(version: Version) -> str:
-    """A changed dependency, in words."""
     path, block, digest = version
     if digest == UNSETTLED:
         return f"{path or 'the root'} was written while the test ran"

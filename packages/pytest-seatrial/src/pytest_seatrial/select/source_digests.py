@@ -175,8 +175,6 @@ Version = tuple[str, str, str]
 
 
 class Digests:
-    """Digests of the project as it stands."""
-
     def __init__(self, project: Project, look: Callable[[bytes], SourceFacts] = facts) -> None:
         self.project = project
         self._look = look
@@ -186,7 +184,6 @@ class Digests:
         self._same: dict[str, bool] = {}
 
     def now(self, path: str, block: str) -> str:
-        """The digest of a block of `path` today."""
         key = (path, block)
         if key not in self._now:
             self._now[key] = self._find(path, block)
@@ -219,12 +216,10 @@ class Digests:
         return self._facts.get(path)
 
     def mentions(self, path: str, block: str) -> frozenset[str]:
-        """Names that a block of a Python file mentions."""
         found = self.facts(path) if path.endswith(".py") else None
         return found.mentions.get(block, frozenset()) if found else frozenset()
 
     def targets(self, path: str) -> frozenset[str]:
-        """Files that `path` imports, by its text."""
         if path not in self._targets:
             found = self.facts(path)
             self._targets[path] = resolve(path, found.imports, self.project) if found else frozenset()

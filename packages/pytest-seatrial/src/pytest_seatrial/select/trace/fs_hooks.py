@@ -265,7 +265,6 @@ class QuestionHooks:
                 self.after(sys.modules[name])
 
     def after(self, module: ModuleType) -> None:
-        """Wrap what was imported just now."""
         name = getattr(module, "__name__", "")
         if name == "pathlib":
             for method in METHODS:
