@@ -35,7 +35,7 @@ OUTSIDE = {
     "seatrial/triage/log.py": "the message of an exception in a log",
     "seatrial/trial/compare.py": "the message of a test's failure, of pytest",
     "seatrial/trial/pre_tests.py": "the message of a test's failure, of pytest",
-    "pytest_seatrial/groups_plugin.py": "messages of argparse and of pytest",
+    "pytest_seatrial/guards.py": "messages of argparse and of pytest",
 }
 """File, or file and function, and why."""
 

@@ -15,6 +15,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from regress.pytest_server import run_pytest
+
 LINE = re.compile(r"^(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S+)", re.MULTILINE)
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\]", re.MULTILINE)
 
@@ -63,18 +65,22 @@ class Small:
     def pytest(self, *arguments: str, env: dict[str, str] | None = None, python: str = sys.executable) -> Session:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "SEATRIAL_SELECT", "PYTHONPATH"))}
         clean["XDG_CACHE_HOME"] = str(self.root.parent / "cache")
-        command = [python, "-m", "pytest", "-rA", "-q", "-p", "no:timeout", *arguments]
-        done = subprocess.run(
-            command,
-            cwd=self.root,
-            env={**clean, **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=120,
-            check=False,
-        )
+        arguments = ("-rA", "-q", "-p", "no:timeout", *arguments)
+        everything = {**clean, **(env or {})}
+        if python == sys.executable:
+            done = run_pytest(arguments, cwd=self.root, env=everything, timeout=120, merged=True)
+        else:
+            done = subprocess.run(
+                [python, "-m", "pytest", *arguments],
+                cwd=self.root,
+                env=everything,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=120,
+                check=False,
+            )
         return Session(done.returncode, done.stdout)
 
     def run(self, *arguments: str, env: dict[str, str] | None = None) -> Session:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_seatrial.select import selection_state
-from pytest_seatrial.select.choose_tests import Known
+from pytest_seatrial.select.selection_state import Known
 from pytest_seatrial.select.source_digests import Version
 
 GIVEN = {"Python": "3", "root": "/r"}

@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 from pytest_seatrial.select import project_files
-from pytest_seatrial.select.choose_tests import SKIPPED, Known, Why, choose_affected
 from pytest_seatrial.select.project_files import Project, closure, imports, resolve
+from pytest_seatrial.select.selection_state import SKIPPED, Known, Why, choose_affected
 from pytest_seatrial.select.source_digests import ABSENT, EXISTS, LISTING, UNSETTLED, WHOLE, Digests
 
 SOURCE = """

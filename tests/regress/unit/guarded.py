@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from regress.pytest_server import run_pytest
 
 DEADLINE_SECONDS = 120
 GUIDE = """
@@ -64,13 +64,10 @@ def project(folder: Path, toml: str = GUIDE, tests: str = FOUR_KINDS, **files: s
 def pytest_in(folder: Path, *args: str, env: Mapping[str, str] | None = None) -> Ran:
     """Run pytest; variables of the outer session that would reach it are left out."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "HF_", "CUDA_VISIBLE", "COV_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *args],
+    done = run_pytest(
+        ["-v", "-p", "no:cacheprovider", *args],
         cwd=folder,
         env={**clean, "COLUMNS": "300", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
-        capture_output=True,
-        text=True,
         timeout=DEADLINE_SECONDS,
-        check=False,
     )
     return Ran(done.returncode, done.stdout + done.stderr)

@@ -74,7 +74,7 @@ def second_index() -> int:
 def case_every_node_is_read_and_a_peak_that_is_over_counts() -> None:
     import ray
 
-    from pytest_seatrial.ray_memory import Cluster
+    from pytest_seatrial.memory_sampler import Cluster
 
     with connected(kept()):
         cluster, name = Cluster(), f"node {second_index()}"
@@ -95,7 +95,7 @@ def case_every_node_is_read_and_a_peak_that_is_over_counts() -> None:
 
 def case_a_node_that_does_not_answer_is_an_error_that_names_it() -> None:
     from pytest_seatrial import memory_sampler
-    from pytest_seatrial.ray_memory import Cluster, ClusterError
+    from pytest_seatrial.memory_sampler import Cluster, ClusterError
 
     with up() as own, connected(own) as second:
         cluster, index = Cluster(), second_index()
@@ -117,7 +117,7 @@ def case_a_node_that_does_not_answer_is_an_error_that_names_it() -> None:
 
 
 def case_a_process_that_connects_anew_gets_new_watchers() -> None:
-    from pytest_seatrial.ray_memory import Cluster
+    from pytest_seatrial.memory_sampler import Cluster
 
     cluster = Cluster()
     assert cluster.peaks("a").peaks == {}

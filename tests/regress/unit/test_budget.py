@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_seatrial.groups_plugin import Share, excess, share
+from pytest_seatrial.guards import Share, excess, share
 
 from .guarded import project, pytest_in
 

@@ -45,6 +45,12 @@ def test_the_directory_is_rootdir_or_as_the_ini_or_the_option_says(tmp_path: Pat
         assert len(dated(directory)) == 1
 
 
+def earlier(directory: Path) -> bytes:
+    """The results of a session that passed."""
+    write(directory, "earlier", document(HEAD, [Tracked("a.py::t", "a::t", "passed", '{"x": 1}')], 0, {}), latest=True)
+    return (directory / "unit_results.json").read_bytes()
+
+
 NONE = "def test_none(): pass"
 BROKEN = "import nosuch\n"
 
@@ -63,7 +69,7 @@ BROKEN = "import nosuch\n"
 def test_a_session_that_tracked_nothing_replaces_the_old_file(
     tmp_path: Path, code: str, options: tuple[str, ...], status: int, tests: dict[str, int], workers: str
 ) -> None:
-    session(tmp_path, ONE)
+    earlier(tmp_path)
     store = tmp_path / "history.sqlite"
     done = session(tmp_path, code, *options, "-n", workers, SEATRIAL_HISTORY=str(store))
     read = latest(tmp_path)
@@ -82,12 +88,6 @@ CONFTESTS = {
     "exits": "import pytest\ndef pytest_configure(): pytest.exit('enough')\n",
     "is fine": "",
 }
-
-
-def earlier(directory: Path) -> bytes:
-    """The results of a session that passed."""
-    write(directory, "earlier", document(HEAD, [Tracked("a.py::t", "a::t", "passed", '{"x": 1}')], 0, {}), latest=True)
-    return (directory / "unit_results.json").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_session_that_cannot_begin_makes_no_file_and_takes_none_that_is_not_ou
 
 
 def test_it_is_replaced_also_where_the_dated_copies_are_gone(tmp_path: Path) -> None:
-    session(tmp_path, ONE)
+    earlier(tmp_path)
     shutil.rmtree(tmp_path / "unit_results")
     assert session(tmp_path, BROKEN).returncode == 2
     assert latest(tmp_path)["exit_status"] == 2
@@ -150,8 +150,7 @@ def test_it_is_replaced_also_where_the_dated_copies_are_gone(tmp_path: Path) -> 
     "option", ["--collect-only", "--fixtures", "--fixtures-per-test", "--setup-plan", "--markers", "--help", "--version"]
 )
 def test_a_session_that_was_to_run_nothing_leaves_the_old_file_alone(tmp_path: Path, option: str) -> None:
-    session(tmp_path, ONE)
-    before = (tmp_path / "unit_results.json").read_bytes()
+    before = earlier(tmp_path)
     assert session(tmp_path, ONE, option).returncode == 0
     assert (tmp_path / "unit_results.json").read_bytes() == before
 
@@ -170,7 +169,7 @@ def test_a_file_of_that_name_that_is_not_ours_is_left_alone(tmp_path: Path, text
 
 
 def test_an_old_file_that_cannot_be_replaced_fails_the_session(tmp_path: Path) -> None:
-    session(tmp_path, ONE)
+    earlier(tmp_path)
     broken = (
         "from pytest_seatrial import unit_results as results\ndef no(*_): raise PermissionError('read-only')\nresults.write_latest = no\n"
     )

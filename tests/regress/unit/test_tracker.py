@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +125,72 @@ def test_plain_failure(): assert False
 """
 
 
+SEVERAL = {
+    "test_scalars.py": """
+    class Scalar:
+        def __init__(self, value): self.value = value
+        def item(self):
+            if isinstance(self.value, list): raise ValueError("only one element tensors can be converted")
+            return self.value
+    def test_good(tracker): tracker.track("x", [Scalar(1.5), Scalar(True)])
+    def test_many(tracker): tracker.track("x", Scalar([1, 2]))
+    def test_nan(tracker): tracker.track("x", Scalar(float("nan")))
+    """,
+    "test_late.py": """
+    import pytest
+    kept = []
+    def test_a(tracker): kept.append(tracker)
+    def test_b():
+        with pytest.raises(ValueError, match="has ended"): kept[0].track("x", 1)
+        with pytest.raises(ValueError, match="has ended"): kept[0].get_max_mem()
+    """,
+    "test_subtests.py": """
+    def test_a(subtests, tracker):
+        tracker.track("x", 1)
+        with subtests.test("one"):
+            assert False
+    """,
+    "test_fork.py": """
+    import os
+    def test_a(tracker):
+        pid = os.fork()
+        if not pid:
+            try:
+                tracker.track('x', 1)
+            except ValueError as error:
+                os._exit(7 if 'child process' in str(error) else 8)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    """,
+}
+Ended = tuple[subprocess.CompletedProcess[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ended]:
+    """A session of some tests in one process, and its results; each runs once."""
+
+    @functools.cache
+    def run(code: str) -> Ended:
+        directory = tmp_path_factory.mktemp("alone")
+        return session(directory, code, "-rA"), latest(directory)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """One session of small files that have nothing to do with each other."""
+    directory = tmp_path_factory.mktemp("several")
+    for name, code in SEVERAL.items():
+        (directory / name).write_text(textwrap.dedent(code))
+    return session(directory, None, "-rA"), latest(directory)
+
+
+def outcomes(read: dict[str, Any], module: str) -> dict[str, str]:
+    return {key: outcome for key, outcome in read["outcomes"].items() if key.startswith(f"{module}::")}
+
+
 def git(directory: Path, *words: str) -> str:
     who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
     return subprocess.run(["git", *who, *words], cwd=directory, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
@@ -162,9 +232,9 @@ def latest_dated(directory: Path) -> object:
     return strict(only)
 
 
-def test_parameters_and_classes_keep_their_own_metrics(tmp_path: Path) -> None:
-    assert session(tmp_path, CASES).returncode == 0
-    read = latest(tmp_path)
+def test_parameters_and_classes_keep_their_own_metrics(alone: Callable[[str], Ended]) -> None:
+    done, read = alone(CASES)
+    assert done.returncode == 0
     assert without_time(read)["metrics"] == {
         "test_it::TestA::TestInner::test_same": {"who": "inner"},
         "test_it::TestA::test_same": {"who": "a"},
@@ -176,10 +246,9 @@ def test_parameters_and_classes_keep_their_own_metrics(tmp_path: Path) -> None:
     assert read["tests"] == {"passed": 7}
 
 
-def test_a_wrong_value_fails_its_test_and_the_file_holds_the_others(tmp_path: Path) -> None:
-    done = session(tmp_path, WRONG, "-rA")
+def test_a_wrong_value_fails_its_test_and_the_file_holds_the_others(alone: Callable[[str], Ended]) -> None:
+    done, read = alone(WRONG)
     assert done.returncode == 1
-    read = latest(tmp_path)
     failed = {key for key, outcome in read["outcomes"].items() if outcome == "failed"}
     assert failed == set(read["metrics"]) - {"test_it::test_good"}
     assert len(failed) == 16
@@ -204,9 +273,9 @@ def test_a_wrong_value_fails_its_test_and_the_file_holds_the_others(tmp_path: Pa
         assert said in done.stdout, said
 
 
-def test_outcomes_stand_beside_the_metrics_also_of_tests_that_failed(tmp_path: Path) -> None:
-    assert session(tmp_path, OUTCOMES).returncode == 1
-    read = latest(tmp_path)
+def test_outcomes_stand_beside_the_metrics_also_of_tests_that_failed(alone: Callable[[str], Ended]) -> None:
+    done, read = alone(OUTCOMES)
+    assert done.returncode == 1
     assert {key.removeprefix("test_it::test_"): outcome for key, outcome in read["outcomes"].items()} == {
         "passed": "passed",
         "failed": "failed",
@@ -222,16 +291,13 @@ def test_outcomes_stand_beside_the_metrics_also_of_tests_that_failed(tmp_path: P
 
 
 @pytest.mark.parametrize("code", [CASES, WRONG, OUTCOMES], ids=["cases", "wrong", "outcomes"])
-def test_with_xdist_the_file_is_the_same(tmp_path: Path, code: str) -> None:
-    alone, spread = tmp_path / "alone", tmp_path / "spread"
-    for directory in (alone, spread):
-        directory.mkdir()
-    first = session(alone, code)
-    second = session(spread, code, "-n", "2")
+def test_with_xdist_the_file_is_the_same(tmp_path: Path, code: str, alone: Callable[[str], Ended]) -> None:
+    first, read = alone(code)
+    second = session(tmp_path, code, "-n", "2")
     assert first.returncode == second.returncode
-    one, two = without_time(latest(alone)), without_time(latest(spread))
+    one, two = without_time(read), without_time(latest(tmp_path))
     assert {**one, "project": ""} == {**two, "project": ""}
-    assert len(dated(spread)) == 1
+    assert len(dated(tmp_path)) == 1
 
 
 def test_a_worker_that_dies_loses_only_its_own_test(tmp_path: Path) -> None:
@@ -249,21 +315,10 @@ def test_a_worker_that_dies_loses_only_its_own_test(tmp_path: Path) -> None:
     assert read["tests"] == {"passed": 2, "failed": 1}
 
 
-def test_scalars_of_numpy_and_torch_are_taken_by_their_item(tmp_path: Path) -> None:
-    code = """
-    class Scalar:
-        def __init__(self, value): self.value = value
-        def item(self):
-            if isinstance(self.value, list): raise ValueError("only one element tensors can be converted")
-            return self.value
-    def test_good(tracker): tracker.track("x", [Scalar(1.5), Scalar(True)])
-    def test_many(tracker): tracker.track("x", Scalar([1, 2]))
-    def test_nan(tracker): tracker.track("x", Scalar(float("nan")))
-    """
-    done = session(tmp_path, code)
-    read = latest(tmp_path)
-    assert list(read["outcomes"].values()) == ["passed", "failed", "failed"]
-    assert read["metrics"]["test_it::test_good"]["x"] == [1.5, True]
+def test_scalars_of_numpy_and_torch_are_taken_by_their_item(several: Ended) -> None:
+    done, read = several
+    assert list(outcomes(read, "test_scalars").values()) == ["passed", "failed", "failed"]
+    assert read["metrics"]["test_scalars::test_good"]["x"] == [1.5, True]
     assert "track value.tolist()" in done.stdout
 
 
@@ -273,16 +328,10 @@ def test_a_conftests_own_tracker_wins_and_nothing_is_written(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["conftest.py", "pytest.ini", "test_it.py"]
 
 
-def test_tracking_after_the_test_is_an_error(tmp_path: Path) -> None:
-    code = """
-    import pytest
-    kept = []
-    def test_a(tracker): kept.append(tracker)
-    def test_b():
-        with pytest.raises(ValueError, match="has ended"): kept[0].track("x", 1)
-        with pytest.raises(ValueError, match="has ended"): kept[0].get_max_mem()
-    """
-    assert session(tmp_path, code).returncode == 0
+def test_tracking_after_the_test_is_an_error(several: Ended) -> None:
+    done, read = several
+    assert outcomes(read, "test_late") == {"test_late::test_a": "passed"}
+    assert "PASSED test_late.py::test_b" in done.stdout
 
 
 def test_setup_only_is_no_pass(tmp_path: Path) -> None:
@@ -290,22 +339,12 @@ def test_setup_only_is_no_pass(tmp_path: Path) -> None:
     assert list(latest(tmp_path)["outcomes"].values()) == ["skipped"]
 
 
-def test_a_failed_subtest_fails_its_test(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        'def test_a(subtests, tracker):\n    tracker.track("x", 1)\n    with subtests.test("one"):\n        assert False\n'
-    )
-    session(tmp_path)
-    assert latest(tmp_path)["outcomes"] == {"test_it::test_a": "failed"}
+def test_a_failed_subtest_fails_its_test(several: Ended) -> None:
+    assert outcomes(several[1], "test_subtests") == {"test_subtests::test_a": "failed"}
 
 
-def test_a_forked_child_is_told_that_its_metrics_would_get_lost(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "import os\ndef test_a(tracker):\n    pid = os.fork()\n    if not pid:\n        try:\n            tracker.track('x', 1)\n"
-        "        except ValueError as error:\n            os._exit(7 if 'child process' in str(error) else 8)\n        os._exit(0)\n"
-        "    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
-    )
-    session(tmp_path)
-    assert latest(tmp_path)["outcomes"] == {"test_it::test_a": "passed"}
+def test_a_forked_child_is_told_that_its_metrics_would_get_lost(several: Ended) -> None:
+    assert outcomes(several[1], "test_fork") == {"test_fork::test_a": "passed"}
 
 
 def test_a_file_that_git_does_not_know_makes_the_tree_dirty_and_our_own_results_do_not(tmp_path: Path) -> None:

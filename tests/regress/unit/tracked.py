@@ -10,6 +10,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from regress.pytest_server import run_pytest
+
 DEADLINE_S = 120
 OFF = ("-p", "no:seatrial_guards", "-p", "no:seatrial_select", "-p", "no:cacheprovider")
 
@@ -29,9 +31,7 @@ def session(directory: Path, code: str | None = None, *options: str, **more: str
     (directory / "pytest.ini").write_text("[pytest]\n")
     if code is not None:
         (directory / "test_it.py").write_text(textwrap.dedent(code))
-    # The kernel counts the memory of whoever starts a program as the program's own, until it has had more: so a small shell starts it.
-    words = ["sh", "-c", '"$@"; exit $?', "sh", *command(*options)]
-    return subprocess.run(words, cwd=directory, env=variables(**more), capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    return run_pytest(["-q", *OFF, *options], cwd=directory, env=variables(**more), timeout=DEADLINE_S)
 
 
 def strict(path: Path) -> dict[str, Any]:

@@ -20,15 +20,35 @@ class Gpus:
     """NVML, open as long as this lives: opening it is what takes time."""
 
     def __init__(self, library: str = LIBRARY) -> None:
-        self._nvml = _open(library)
-        self._devices = [] if self._nvml is None else _devices(self._nvml)
+        self._nvml: ctypes.CDLL | None = None
+        self._devices: list[ctypes.c_void_p] = []
+        try:
+            nvml = ctypes.CDLL(library)
+        except OSError as error:
+            if "cannot open shared object file" in str(error) and "No such file" in str(error):
+                return
+            raise GpuError(f"{library} cannot be loaded: {error}") from error
+        _call(nvml, "nvmlInit_v2")
+        count = ctypes.c_uint()
+        _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+        for index in range(count.value):
+            self._devices.append(ctypes.c_void_p())
+            _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(self._devices[-1]))
+        self._nvml = nvml
 
     def used(self) -> list[int]:
-        """Bytes in use on each GPU."""
-        return [_used(self._nvml, device) for device in self._devices]
+        return [self._used(device) for device in self._devices]
+
+    def _used(self, device: ctypes.c_void_p) -> int:
+        if hasattr(self._nvml, "nvmlDeviceGetMemoryInfo_v2"):
+            memory = (ctypes.c_ulonglong * 5)(40 | 2 << 24)  # version (the size and 2), total, reserved, free, used
+            _call(self._nvml, "nvmlDeviceGetMemoryInfo_v2", device, memory)
+            return int(memory[4])
+        memory = (ctypes.c_ulonglong * 3)()  # total, free, used: with what the driver reserves for itself
+        _call(self._nvml, "nvmlDeviceGetMemoryInfo", device, memory)
+        return int(memory[2])
 
     def names(self) -> list[str]:
-        """The name of each GPU."""
         found = []
         for device in self._devices:
             name = ctypes.create_string_buffer(NVML_STRING)
@@ -44,7 +64,6 @@ class Gpus:
 
 
 def names_here(library: str = LIBRARY) -> list[str]:
-    """The names of this machine's GPUs."""
     found = Gpus(library)
     try:
         return found.names()
@@ -57,55 +76,17 @@ def devices_here(devices: Path = Path("/dev")) -> bool:
     return any(path.name[6:].isdigit() for path in devices.glob("nvidia*"))
 
 
-def _open(library: str) -> ctypes.CDLL | None:
-    try:
-        nvml = ctypes.CDLL(library)
-    except OSError as error:
-        if "cannot open shared object file" in str(error) and "No such file" in str(error):
-            return None
-        raise GpuError(f"{library} cannot be loaded: {error}") from error
-    _call(nvml, "nvmlInit_v2")
-    return nvml
-
-
-def _devices(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
-    count = ctypes.c_uint()
-    _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
-    devices = []
-    for index in range(count.value):
-        device = ctypes.c_void_p()
-        _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
-        devices.append(device)
-    return devices
-
-
-def _used(nvml: ctypes.CDLL | None, device: ctypes.c_void_p) -> int:
-    if hasattr(nvml, "nvmlDeviceGetMemoryInfo_v2"):
-        memory = (ctypes.c_ulonglong * 5)(40 | 2 << 24)  # version (the size and 2), total, reserved, free, used
-        _call(nvml, "nvmlDeviceGetMemoryInfo_v2", device, memory)
-        return int(memory[4])
-    memory = (ctypes.c_ulonglong * 3)()  # total, free, used: with what the driver reserves for itself
-    _call(nvml, "nvmlDeviceGetMemoryInfo", device, memory)
-    return int(memory[2])
-
-
 def _call(nvml: ctypes.CDLL | None, name: str, *arguments: object) -> None:
     try:
         code = getattr(nvml, name)(*arguments)
     except AttributeError as error:
         raise GpuError(f"NVML has no {name}: {error}") from error
     if code:
-        raise GpuError(f"{name} failed with code {code}{_words(nvml, code)}")
-
-
-def _words(nvml: ctypes.CDLL | None, code: int) -> str:
-    try:
-        text = getattr(nvml, "nvmlErrorString")  # noqa: B009  # it may not be there
-    except AttributeError:
-        return ""
-    text.restype = ctypes.c_char_p
-    said = text(ctypes.c_int(code))
-    return f": {said.decode(errors='replace')}" if said else ""
+        text, why = getattr(nvml, "nvmlErrorString", None), b""
+        if text is not None:
+            text.restype = ctypes.c_char_p
+            why = text(ctypes.c_int(code))
+        raise GpuError(f"{name} failed with code {code}" + (f": {why.decode(errors='replace')}" if why else ""))
 
 
 def machine_here(gpus: Sequence[str] = ()) -> str:

@@ -9,17 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-DEPTH = 100
-"""Nested lists and tables that a value may have."""
-BITS = 1023
-"""Of an integer that fits into a double."""
+DEPTH = 100  # nested lists and tables that a value may have
+BITS = 1023  # of an integer that fits into a double
 LENGTH = 4_000_000
-_DOTTED = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
-"""A dotted key whose parts alone would cost quadratic time."""
+_DOTTED = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")  # a dotted key whose parts alone would cost quadratic time
 
 
 def parse_json(data: bytes) -> Any:
-    """JSON as data."""
     import json
 
     try:
@@ -29,7 +25,6 @@ def parse_json(data: bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """TOML as data."""
     if len(text) > LENGTH:
         raise ValueError(f"longer than {LENGTH} characters")
     if _DOTTED.search(text):

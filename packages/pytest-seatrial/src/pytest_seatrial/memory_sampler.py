@@ -1,4 +1,11 @@
-"""Peak memory of a process tree and its GPUs, sampled by one thread; nothing runs before the first `read_peaks`."""
+"""Peak memory of a process tree and its GPUs, and of every node of the Ray cluster that this process is connected to.
+
+- One thread samples; nothing runs before the first `read_peaks`.
+- Ray is never imported nor started here: only where the tests did both is there a cluster to read.
+- One watcher (an actor without CPUs or GPUs) per node samples its raylet's process tree and the node's GPUs. It is made at the first
+  reading, and lives as long as this process stays connected. Nodes need no Seatrial: the watcher travels by value.
+- A node that does not answer in time is an error that names it, never a smaller number.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +13,15 @@ import os
 import sys
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_seatrial import gpus
 
 TREE = "process tree"
 PROC = "/proc"
 INTERVAL_S = 0.02
-SHARE = 20
-"""The thread waits at least so many times as long as its last look took."""
+ANSWER_S = 20.0  # of a Ray node
+SHARE = 20  # the thread waits at least so many times as long as its last look took
 
 
 class NotLinux(RuntimeError):
@@ -50,8 +57,8 @@ class MemorySampler:
             self._marks = at or (marks() if self._own else (0, 0))
 
     def peaks(self) -> dict[str, int]:
-        """The peaks, with a look at this very moment; only the test's own thread resets, so that look counts."""
-        self._look()
+        """The peaks, this very moment included; only the test's own thread resets, so that sample counts."""
+        self._sample()
         with self._lock:
             found = dict(self._peaks)
             if self._own:
@@ -59,7 +66,6 @@ class MemorySampler:
         return found
 
     def stop(self) -> None:
-        """End the thread."""
         self._stop.set()
         self._thread.join(timeout=5)
         if self._gpus is not None and not self._thread.is_alive():
@@ -70,12 +76,12 @@ class MemorySampler:
         while not self._stop.wait(wait):
             began = time.thread_time()
             try:
-                self._look()
+                self._sample()
             except gpus.GpuError:
                 return  # whoever asks for the peaks gets it raised
             wait = max(INTERVAL_S, (time.thread_time() - began) * SHARE)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         begun = self._round
         seen = {TREE: tree(self.root), **self._on_gpus()}
         with self._lock:
@@ -100,7 +106,6 @@ class MemorySampler:
             return {}
 
     def names(self) -> list[str]:
-        """The names of the GPUs that are watched."""
         return [] if self._gpus is None else self._gpus.names()
 
 
@@ -135,11 +140,10 @@ def tree(root: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids below `root`."""
     parents: dict[int, list[int]] = {}
     for entry in os.listdir(PROC):  # noqa: PTH208  # a Path for each of thousands is what makes it slow
-        if entry.isdigit() and (parent := _parent(int(entry))) is not None:
-            parents.setdefault(parent, []).append(int(entry))
+        if entry.isdigit() and (text := _read(f"{PROC}/{entry}/stat")):
+            parents.setdefault(int(text.rpartition(b")")[2].split()[1]), []).append(int(entry))
     found: list[int] = []
     todo = [root]
     while todo:
@@ -147,11 +151,6 @@ def descendants(root: int) -> list[int]:
         found += children
         todo += children
     return found
-
-
-def _parent(pid: int) -> int | None:
-    text = _read(f"{PROC}/{pid}/stat")
-    return int(text.rpartition(b")")[2].split()[1]) if text else None
 
 
 def _rss(pid: int) -> int:
@@ -172,51 +171,109 @@ def _read(path: str) -> bytes:
         os.close(handle)
 
 
+class ClusterError(RuntimeError):
+    """A node that did not answer, or could not be read."""
+
+
 class Peaks(NamedTuple):
-    """Bytes by place, names of GPUs on other nodes, and what could not be read although nothing is there."""
+    """Peaks in bytes by place, names of GPUs on Ray nodes, and what could not be read although nothing is there."""
 
     peaks: dict[str, int]
     gpus: list[str]
     notes: list[str]
 
 
-class _Running:
-    """What watches for this process. A copy of it, as goes with this module to other nodes, is empty."""
+class Watcher:
+    """In a Ray worker: what the worker's node uses."""
 
     def __init__(self) -> None:
-        self.sampler: MemorySampler | None = None
-        self.cluster: object = None
+        # A worker is a child of its node's raylet, and so are all others of the node.
+        self._sampler = MemorySampler(os.getppid())
+        self._test = ""
 
-    def __reduce__(self) -> tuple[type[_Running], tuple[()]]:
-        return _Running, ()
+    def read(self, test: str) -> tuple[dict[str, int], list[str], str | None]:
+        """Peaks since `test` first asked, the names of the GPUs, and why GPUs could not be read."""
+        if test != self._test:
+            self._test = test
+            self._sampler.reset()
+        return self._sampler.peaks(), self._sampler.names(), self._sampler.problem
 
 
-_RUNNING = _Running()
+class Cluster:
+    def __init__(self) -> None:
+        self._watchers: dict[tuple[str, str], Any] = {}
+
+    def peaks(self, test: str, answer_s: float = ANSWER_S) -> Peaks:
+        """Places are "node 0", "node 1 gpu 0", …, and peaks those since `test` first asked; nothing without a cluster."""
+        read = Peaks({}, [], [])
+        ray = sys.modules.get("ray")
+        if ray is None or not hasattr(ray, "is_initialized") or not ray.is_initialized():
+            return read
+        deadline = time.monotonic() + answer_s
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        names = [f"node {index} ({node.get('NodeManagerAddress')}, {node['NodeID'][:8]})" for index, node in enumerate(nodes)]
+        # A watcher ends with its job, and a process that connects anew is a new job.
+        keys = [(ray.get_runtime_context().get_job_id(), node["NodeID"]) for node in nodes]
+        for key in keys:
+            if key not in self._watchers:
+                self._watchers[key] = _make_watcher(ray, key[1])
+        pending = [self._watchers[key].read.remote(test) for key in keys]
+        answered, _ = ray.wait(pending, num_returns=len(pending), timeout=max(0.0, deadline - time.monotonic()))
+        silent = [name for name, answer in zip(names, pending, strict=True) if answer not in answered]
+        if silent:
+            raise ClusterError(
+                f"no answer in {answer_s:g} s about the memory of Ray {', '.join(silent)}: see its raylet.out and `ray status`"
+            )
+        for index, (name, key, answer) in enumerate(zip(names, keys, pending, strict=True)):
+            try:
+                found, gpu_names, problem = ray.get(answer, timeout=5)
+            except Exception as error:  # Ray raises what the node raised, or that the node or the watcher is gone
+                self._watchers.pop(key, None)
+                why = f"{type(error).__name__}: {str(error)[:300]}"
+                raise ClusterError(f"the memory of Ray {name} cannot be read: {why}") from error
+            read.peaks.update({f"node {index}" if place == TREE else f"node {index} {place}": value for place, value in found.items()})
+            read.gpus.extend(gpu_names)
+            read.notes.extend([f"node {index}: {problem}"] if problem else [])
+        return read
+
+
+def _make_watcher(ray: Any, node: str) -> Any:  # Ray has no types
+    from ray import cloudpickle
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ours = [sys.modules[name] for name in (__name__, gpus.__name__)]
+    for module in ours:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        return ray.remote(Watcher).options(num_cpus=0, num_gpus=0, scheduling_strategy=where).remote()
+    finally:
+        for module in ours:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+_cluster = Cluster()
+_sampler: MemorySampler | None = None
 
 
 def begin(marks: tuple[int, int]) -> None:
     """A test begins, with what the kernel remembers of this process until now."""
-    if _RUNNING.sampler is not None and _RUNNING.sampler.root == os.getpid():
-        _RUNNING.sampler.reset(marks)
+    if _sampler is not None and _sampler.root == os.getpid():
+        _sampler.reset(marks)
 
 
 def read_peaks(test: str, marks: tuple[int, int]) -> Peaks:
     """Peaks since the test began, here and on every Ray node."""
-    from pytest_seatrial.ray_memory import Cluster
-
-    sampler = _RUNNING.sampler
-    if sampler is None or sampler.root != os.getpid():  # a forked child has no thread of ours
-        sampler = _RUNNING.sampler = MemorySampler(os.getpid())
-        sampler.reset(marks)
-    if not isinstance(_RUNNING.cluster, Cluster):
-        _RUNNING.cluster = Cluster()
-    here = sampler.peaks()
-    there = _RUNNING.cluster.peaks(test)
-    return Peaks(here | there.peaks, there.gpus, [*([sampler.problem] if sampler.problem else []), *there.notes])
+    global _sampler
+    if _sampler is None or _sampler.root != os.getpid():  # a forked child has no thread of ours
+        _sampler = MemorySampler(os.getpid())
+        _sampler.reset(marks)
+    here, there = _sampler.peaks(), _cluster.peaks(test)
+    return Peaks(here | there.peaks, there.gpus, [*([_sampler.problem] if _sampler.problem else []), *there.notes])
 
 
 def stop() -> None:
-    """End the thread."""
-    if _RUNNING.sampler is not None:
-        _RUNNING.sampler.stop()
-        _RUNNING.sampler = None
+    global _sampler
+    if _sampler is not None:
+        _sampler.stop()
+        _sampler = None

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +24,7 @@ from pytest_seatrial.safe_git import GitRefused, command_line, environment
 from pytest_seatrial.unit_results import Partial, Tracked, is_ours
 
 NO_COVERAGE = "[n/a] run with --cov=PACKAGE"
-NOT_ENDED = "not ended"
-"""The exit status of a session that runs, or was killed."""
+NOT_ENDED = "not ended"  # the exit status of a session that runs, or was killed
 
 
 class Collector:
@@ -33,8 +34,7 @@ class Collector:
         self.config = config
         self.directory = directory
         self.start = start
-        self.written: Path | None = None
-        """The dated file, once it is there."""
+        self.written: Path | None = None  # the dated file, once it is there
         self._tests: list[Tracked] = []
         self._gpus: list[str] = []
         self._notes: list[str] = []
@@ -46,7 +46,6 @@ class Collector:
         self._problem: str | None = None
 
     def pytest_sessionstart(self) -> None:
-        """What a killed session left."""
         if (self.directory / unit_results.DATED).is_dir():
             self._lines += unit_results.restore(self.directory)
 
@@ -69,24 +68,18 @@ class Collector:
         if gpus or notes:
             self._gpus += gpus
             self._notes += [note for note in notes if note not in self._notes]
-        if not self._tracked:
-            self._begin()
-        if self._partial is not None:
-            try:
-                self._partial.add(test)
-            except OSError as error:
-                self._say_partial(error)
-
-    def _begin(self) -> None:
-        self._tracked = True
         try:
-            self._partial = Partial(self.directory, self.start, self._read_head())
+            if not self._tracked:
+                self._tracked = True
+                self._partial = Partial(self.directory, self.start, self._read_head())
+            if self._partial is not None:
+                self._partial.add(test)
         except OSError as error:
-            self._say_partial(error)
+            self._partial = None
+            self._lines.append(f"{self.directory / unit_results.DATED}: a kill from here on would lose what was tracked: {error}")
 
     def _read_head(self) -> dict[str, Any]:
         """Read once: a file of ours that git knows must not make the tree a changed one."""
-
         if self._head is None:
             origin = read_origin(self.config.rootpath)
             self._head = {
@@ -99,73 +92,53 @@ class Collector:
             }
         return self._head
 
-    def _say_partial(self, error: OSError) -> None:
-        self._partial = None
-        self._lines.append(f"{self.directory / unit_results.DATED}: a kill from here on would lose what was tracked: {error}")
-
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write, if any test used the tracker; last, so that other plugins have had their say about the exit status."""
-        if self._tracked:
-            self._write(session, self._document(session))
-        elif self._ran and is_ours(self.directory / unit_results.LATEST):
-            self._replace(session, self._document(session))
+        file = self.directory / unit_results.LATEST
+        if not self._tracked and not (self._ran and is_ours(file)):
+            return
+        made = self._document(session)
+        try:
+            if self._tracked:
+                self.written = unit_results.write(self.directory, unit_results.stamp(self.start), made, latest=True)
+                self._lines.append(f"metrics of {_tests(len(made['metrics']))}: {file}, {self.written}")
+                self._lines += history_line(self.config, self.written)
+            else:  # what lies there would be taken for this session's
+                unit_results.write_latest(self.directory, made)
+                self._lines.append(f"no test used the tracker: {file} has no metrics now, and exit status {made['exit_status']}")
+        except OSError as error:
+            are = "is" if len(self._tests) == 1 else "are"
+            lost = f"what {_tests(len(self._tests))} tracked {are} not written: {error}"
+            stale = f"{file} is that of an earlier session, and cannot be replaced: {error}"
+            self._problem = f"{lost if self._tracked else stale}: make {self.directory} writable, or give --seatrial-results DIR"
+            session.exitstatus = session.exitstatus or pytest.ExitCode.USAGE_ERROR
+        if self._partial is not None:
+            self._partial.close(remove=self.written is not None)
 
     def _document(self, session: pytest.Session) -> dict[str, Any]:
-        from pytest_seatrial.gpus import machine_here
+        from pytest_seatrial import gpus
 
         found = outcomes(self.config)
         # A test whose subtest failed fails only after its own report was made.
         tests = [test._replace(outcome=found[test.nodeid]) if found.get(test.nodeid) in WORST[:2] else test for test in self._tests]
-        gpus = self._gpu_types()
-        end = {
-            "gpu_types": gpus,
-            "machine": machine_here(gpus),
-            "coverage": coverage(self.config),
-            "tests": counts(found),
-            "notes": self._notes,
-        }
-        return unit_results.document(self._read_head(), tests, int(session.exitstatus), end)
-
-    def _write(self, session: pytest.Session, made: dict[str, Any]) -> None:
-        try:
-            self.written = unit_results.write(self.directory, unit_results.stamp(self.start), made, latest=True)
-        except OSError as error:
-            are = "is" if len(self._tests) == 1 else "are"
-            self._fail(session, f"what {_tests(len(self._tests))} tracked {are} not written: {error}")
-        else:
-            self._lines.append(f"metrics of {_tests(len(made['metrics']))}: {self.directory / unit_results.LATEST}, {self.written}")
-            self._lines += history_line(self.config, self.written)
-        if self._partial is not None:
-            self._partial.close(remove=self.written is not None)
-
-    def _replace(self, session: pytest.Session, made: dict[str, Any]) -> None:
-        """Nothing was tracked, and what lies there would be taken for this session's."""
-        file = self.directory / unit_results.LATEST
-        try:
-            unit_results.write_latest(self.directory, made)
-        except OSError as error:
-            self._fail(session, f"{file} is that of an earlier session, and cannot be replaced: {error}")
-        else:
-            self._lines.append(f"no test used the tracker: {file} has no metrics now, and exit status {made['exit_status']}")
-
-    def _fail(self, session: pytest.Session, why: str) -> None:
-        self._problem = f"{why}: make {self.directory} writable, or give --seatrial-results DIR"
-        session.exitstatus = session.exitstatus or pytest.ExitCode.USAGE_ERROR
-
-    def _gpu_types(self) -> list[str]:
-        from pytest_seatrial import gpus
-
         try:
             here = gpus.names_here()
         except gpus.GpuError as error:
             here = []
             self._notes.append(f"the names of GPUs cannot be read: {error}")
             self._lines.append(self._notes[-1])
-        return list(dict.fromkeys([*here, *self._gpus]))
+        types = list(dict.fromkeys([*here, *self._gpus]))
+        end = {
+            "gpu_types": types,
+            "machine": gpus.machine_here(types),
+            "coverage": coverage(self.config),
+            "tests": counts(found),
+            "notes": self._notes,
+        }
+        return unit_results.document(self._read_head(), tests, int(session.exitstatus), end)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:  # pytest does not export its type
-        """One line each."""
         for line in self._lines:
             terminalreporter.write_line(f"seatrial: {line}")
         if self._problem:
@@ -189,8 +162,6 @@ def history_line(config: pytest.Config, written: Path) -> list[str]:
 
 
 _OUTCOMES = {"xfailed": "skipped", "xpassed": "passed"}
-
-
 WORST = ("error", "failed", "xpassed", "xfailed", "skipped", "passed")
 
 
@@ -217,13 +188,6 @@ def coverage(config: pytest.Config) -> float | str:
         return total
     if total is not None or getattr(plugin, "cov_controller", None) is not None:
         return "[n/a] pytest-cov made no report"  # it puts a plain 0 where its report failed
-    return _around()
-
-
-def _around() -> float | str:
-    import io
-    import sys
-
     module = sys.modules.get("coverage")
     running = module.Coverage.current() if module is not None and hasattr(module, "Coverage") else None
     if running is None:
@@ -235,8 +199,7 @@ def _around() -> float | str:
 
 
 GIT_S = 20.0
-OURS = re.compile(r"\? (?:.*/)?(?:unit_results(?:\.json|/)|\.seatrial-select)")
-"""What the plugins leave, as git lists it."""
+OURS = re.compile(r"\? (?:.*/)?(?:unit_results(?:\.json|/)|\.seatrial-select)")  # what the plugins leave, as git lists it
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:gh[pousr]_|github_pat_|glpat-|hf_|npm_|pypi-|nvapi-|sk-|xox[a-z]-|AKIA|ASIA|AIza|eyJ)"
     r"(?:[a-z0-9]+-){0,2}(?=[A-Za-z]*\d)[A-Za-z0-9]{16,}[\w.-]*"
@@ -245,8 +208,6 @@ _TOKEN = re.compile(
 
 
 class Origin(NamedTuple):
-    """What was tested."""
-
     project: str
     commit: str | None = None
     branch: str | None = None
@@ -263,7 +224,9 @@ def read_origin(root: Path) -> Origin:
         done = subprocess.run(
             call, env=env, capture_output=True, text=True, errors="replace", check=False, timeout=GIT_S, stdin=subprocess.DEVNULL
         )
-        inside = _dirty_submodules(root)
+        top = next((above for above in (root, *root.parents) if (above / ".git").exists()), None)
+        # Whether something is changed inside a submodule; git is not left to look there by itself.
+        inside = top is not None and (top / ".gitmodules").is_file() and any(map(_is_changed, _submodules(top)))
     except FileNotFoundError:
         return Origin(name)
     except (OSError, subprocess.TimeoutExpired, GitRefused) as error:
@@ -276,14 +239,6 @@ def read_origin(root: Path) -> Origin:
     commit, branch = head.get("branch.oid"), _TOKEN.sub("[redacted]", head.get("branch.head", "")) or None
     dirty = inside or any(not line.startswith("#") and not OURS.match(line) for line in lines)
     return Origin(name, None if commit == "(initial)" else commit, None if branch == "(detached)" else branch, dirty)
-
-
-def _dirty_submodules(root: Path) -> bool:
-    """Whether something is changed inside a submodule; git is not left to look there by itself."""
-    top = next((above for above in (root, *root.parents) if (above / ".git").exists()), None)
-    if top is None or not (top / ".gitmodules").is_file():
-        return False
-    return any(map(_is_changed, _submodules(top)))
 
 
 def _submodules(root: Path) -> Iterator[Path]:
@@ -313,7 +268,6 @@ def _is_changed(root: Path) -> bool:
 
 
 def _git(root: Path, *arguments: str, index: Path | None = None, stdin: str = "") -> str:
-    """What git prints; `index` is one to use instead of its own."""
     env = environment(root) | ({} if index is None else {"GIT_INDEX_FILE": str(index)})
     done = subprocess.run(
         command_line(root, *arguments), env=env, input=os.fsencode(stdin), capture_output=True, check=False, timeout=GIT_S
@@ -326,22 +280,12 @@ def _git(root: Path, *arguments: str, index: Path | None = None, stdin: str = ""
 def project(root: Path) -> str:
     """The name in the nearest pyproject.toml of the checkout, else that of its directory."""
     for directory in (root, *root.parents):
-        name = _named(directory / "pyproject.toml")
-        if name:
+        try:
+            name = parse_toml((directory / "pyproject.toml").read_text(encoding="utf-8")).get("project", {}).get("name")
+        except (OSError, ValueError, AttributeError):
+            name = None  # no file, or a damaged one, which is for its own tools to tell
+        if name and isinstance(name, str):
             return name
         if (directory / ".git").exists():
             return directory.name
     return root.name
-
-
-def _named(file: Path) -> str | None:
-    """The name in a pyproject.toml; None where there is none, and of a damaged one, which is for its own tools to tell."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-    try:
-        name = parse_toml(text).get("project", {}).get("name")
-    except (ValueError, AttributeError):
-        return None
-    return name if isinstance(name, str) else None

@@ -21,8 +21,6 @@ KEYS = (*LISTS, "gpus")
 
 
 class Needs(NamedTuple):
-    """What must be there."""
-
     env: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
@@ -35,11 +33,8 @@ class Needs(NamedTuple):
         found += [f"module {name}{why}" for name in self.modules if (why := _no_module(name)) is not None]
         found += [f"program {name}" for name in self.programs if shutil.which(name) is None]
         found += [f"file {name}" for name in self.files if not (folder / Path(name).expanduser()).exists()]
-        return found + (self._too_few() if self.gpus else [])
-
-    def _too_few(self) -> list[str]:
-        here, why = gpus_here()
-        return [] if here >= self.gpus else [f"{self.gpus} GPU{'' if self.gpus == 1 else 's'} ({here} here{why})"]
+        here, why = gpus_here() if self.gpus else (0, "")
+        return found if here >= self.gpus else [*found, f"{self.gpus} GPU{'' if self.gpus == 1 else 's'} ({here} here{why})"]
 
 
 def parse(values: Mapping[str, object]) -> Needs:
@@ -48,8 +43,14 @@ def parse(values: Mapping[str, object]) -> Needs:
     for key, value in values.items():
         if key not in KEYS:
             raise ValueError(f"unknown key {key!r}; {nearest(key, KEYS)}")
-        if key != "gpus":
-            lists[key] = _texts(key, value)
+        if key == "gpus":
+            continue
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise ValueError(f'{key}: must be a list of texts, such as ["one"] (got {value!r})')
+        for item in value:
+            if not isinstance(item, str) or not item.strip():
+                raise ValueError(f"{key}: must be a list of texts (got {item!r} in it)")
+        lists[key] = tuple(value)
     return Needs(**lists, gpus=gpu_number(values["gpus"]) if "gpus" in values else 0)
 
 
@@ -60,21 +61,16 @@ def gpu_number(value: object) -> int:
     return value
 
 
+def is_amount(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and value >= 0
+
+
 def nearest(key: str, known: Sequence[str]) -> str:
     """The known key that was probably meant, else all of them."""
     import difflib  # slow, and for mistakes only
 
     close = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-
-
-def _texts(key: str, value: object) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, list | tuple):
-        raise ValueError(f'{key}: must be a list of texts, such as ["one"] (got {value!r})')
-    for item in value:
-        if not isinstance(item, str) or not item.strip():
-            raise ValueError(f"{key}: must be a list of texts (got {item!r} in it)")
-    return tuple(value)
 
 
 def _no_module(name: str) -> str | None:
@@ -122,21 +118,18 @@ def gpus_here() -> tuple[int, str]:
     except gpus.GpuError as error:
         return 0, f": {error}"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return present if visible is None else _visible(visible, present), ""
-
-
-def _visible(text: str, present: int) -> int:
-    """How many of the listed devices count: CUDA stops at the first that does not exist; a device listed twice hides all."""
-    seen: list[str] = []
-    for entry in (part.strip() for part in text.split(",")):
+    if visible is None:
+        return present, ""
+    seen: list[str] = []  # CUDA stops at the first device that does not exist; one that is listed twice hides all
+    for entry in (part.strip() for part in visible.split(",")):
         is_index = entry.isdecimal() and int(entry) < present
         is_name = present > 0 and entry.startswith(("GPU-", "MIG-"))
         if not (is_index or is_name):
             break
         if entry in seen:
-            return 0
+            return 0, ""
         seen.append(entry)
-    return len(seen)
+    return len(seen), ""
 
 
 FILE = "seatrial.toml"
@@ -152,25 +145,19 @@ OPTION = r"--[a-z0-9][a-z0-9-]*"
 
 
 class Mode(StrEnum):
-    """What the option of a group does."""
-
     INCLUDE = "include"
     ONLY = "only"
 
 
 class SuiteGroup(NamedTuple):
-    """Tests with one marker."""
-
     name: str
     option: str
     mode: Mode
     marker: str
     reason: str
     needs: Needs
-    origin: str
-    """File and key, for errors."""
-    folder: Path
-    """Where relative files of `needs` are looked for."""
+    origin: str  # file and key, for errors
+    folder: Path  # where relative files of `needs` are looked for
 
     @property
     def dest(self) -> str:
@@ -178,13 +165,10 @@ class SuiteGroup(NamedTuple):
         return f"seatrial_group_{self.name}"
 
     def why(self) -> str:
-        """Why a test of it is left out."""
         return f"group {self.name}: " + (f"{self.reason}; " if self.reason else "") + f"give {self.option}"
 
 
 class GroupSettings(NamedTuple):
-    """All that the configuration says about tests."""
-
     groups: tuple[SuiteGroup, ...] = ()
     gpu_hours: float | None = None
     gpu_hours_origin: str = ""
@@ -249,8 +233,9 @@ def _settings(folder: Path, own: dict[str, Any], mine: Any) -> GroupSettings:
     file, project = folder / FILE, folder / PROJECT
     if not isinstance(mine, dict):
         _refuse(f"{project}: tool.seatrial", "must be a table", "write [tool.seatrial.groups.NAME]")
-    for section in own:
-        _check_section(file, section)
+    for section in own:  # an unknown one may be a slip for ours, which would turn the guards off without a word
+        if section not in SECTIONS:
+            _refuse(f"{file}: [{section}]", "unknown section", nearest(section, SECTIONS))
     for section in mine:
         if section not in OURS:
             _refuse(f"{project}: tool.seatrial.{section}", "unknown key", nearest(section, OURS))
@@ -260,9 +245,17 @@ def _settings(folder: Path, own: dict[str, Any], mine: Any) -> GroupSettings:
             if section in data:
                 _collect(tables, f"{place_}: {prefix}", section, data[section])
     groups = tuple(_group(name[1:], origin, table, folder) for name, (origin, table) in tables.items() if name != "tests")
-    _check_apart(groups)
+    for index, group in enumerate(groups):
+        for other in groups[:index]:
+            for key in ("option", "marker", "dest"):
+                if getattr(group, key) == getattr(other, key):
+                    _refuse(f"{group.origin}.{key}", f"{getattr(group, key)} is that of {other.origin} too", f"give it its own {key}")
     origin, tests = tables.get("tests", ("", {}))
-    return GroupSettings(groups, _hours(origin, tests), f"{origin}.gpu_hours")
+    _check_keys(origin, tests, TESTS_KEYS)
+    hours = tests.get("gpu_hours")
+    if "gpu_hours" in tests and not is_amount(hours):
+        _refuse(f"{origin}.gpu_hours", f"must be a number of hours, not below 0 (got {hours!r})", "write gpu_hours = 8")
+    return GroupSettings(groups, None if hours is None else float(hours), f"{origin}.gpu_hours")
 
 
 def _collect(tables: dict[str, tuple[str, dict[str, Any]]], prefix: str, section: str, content: Any) -> None:
@@ -278,12 +271,6 @@ def _collect(tables: dict[str, tuple[str, dict[str, Any]]], prefix: str, section
         if key in tables:
             _refuse(origin, f"is in {tables[key][0]} already", "keep one of the two")
         tables[key] = (origin, table)
-
-
-def _check_section(file: Path, section: str) -> None:
-    """A section that nobody knows may be a slip for ours, which would turn the guards off without a word."""
-    if section not in SECTIONS:
-        _refuse(f"{file}: [{section}]", "unknown section", nearest(section, SECTIONS))
 
 
 def _group(name: str, origin: str, table: Mapping[str, Any], folder: Path) -> SuiteGroup:
@@ -310,25 +297,6 @@ def _group(name: str, origin: str, table: Mapping[str, Any], folder: Path) -> Su
         raise pytest.UsageError(f"{origin}.needs: {error}") from error
     reason = _text(origin, table, "reason", "")
     return SuiteGroup(name=name, option=option, mode=Mode(mode), marker=marker, reason=reason, needs=wanted, origin=origin, folder=folder)
-
-
-def _check_apart(groups: Sequence[SuiteGroup]) -> None:
-    """No two groups may share what tells them apart."""
-    for index, group in enumerate(groups):
-        for other in groups[:index]:
-            for key in ("option", "marker", "dest"):
-                if getattr(group, key) == getattr(other, key):
-                    _refuse(f"{group.origin}.{key}", f"{getattr(group, key)} is that of {other.origin} too", f"give it its own {key}")
-
-
-def _hours(origin: str, table: Mapping[str, Any]) -> float | None:
-    _check_keys(origin, table, TESTS_KEYS)
-    if "gpu_hours" not in table:
-        return None
-    value = table["gpu_hours"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        _refuse(f"{origin}.gpu_hours", f"must be a number of hours, not below 0 (got {value!r})", "write gpu_hours = 8")
-    return float(value)
 
 
 def _check_keys(origin: str, table: Mapping[str, Any], known: Sequence[str]) -> None:

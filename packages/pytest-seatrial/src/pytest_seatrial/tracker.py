@@ -22,13 +22,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+try:
+    import resource
+except ImportError:  # Windows: nobody's pytest shall fail because of us
+    HAS_USAGE = False
+else:
+    HAS_USAGE = True
+
 if TYPE_CHECKING:
     from pytest_seatrial.results_collector import Collector
 
 ELAPSED = "_elapsed"
 LARGEST = int(sys.float_info.max)
-DEPTH = 50
-"""Deeper than anybody means; a list that holds itself gets here."""
+DEPTH = 50  # deeper than anybody means; a list that holds itself gets here
 
 
 class TrackError(ValueError):
@@ -36,7 +42,6 @@ class TrackError(ValueError):
 
 
 def check_name(name: object) -> str:
-    """The name of a metric, or an error."""
     if not isinstance(name, str):
         raise TrackError(f"the name of a metric is a string, not {shown(name)}: give str(name)")
     if not name:
@@ -47,7 +52,6 @@ def check_name(name: object) -> str:
 
 
 def encode(name: str, value: object) -> str:
-    """`value` as JSON text."""
     if type(value) is int and -LARGEST <= value <= LARGEST:
         return repr(value)
     return json.dumps(_plain(name, "", value, 0), allow_nan=False)
@@ -59,9 +63,8 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception as error:  # noqa: BLE001  # a broken repr may raise anything, and is not what the message is about
         text = f"<no repr: {type(error).__name__}>"
-    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__module__}.{type(value).__qualname__})".replace(
-        "(builtins.", "("
-    )
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({kind})"
 
 
 def _plain(name: str, inside: str, value: object, depth: int) -> Any:  # JSON has no better type
@@ -82,14 +85,11 @@ def _plain(name: str, inside: str, value: object, depth: int) -> Any:  # JSON ha
     if isinstance(value, list | tuple):
         return [_plain(name, f"{inside}[{index}]", part, depth + 1) for index, part in enumerate(value)]
     if isinstance(value, dict):
-        return {_key(name, inside, key): _plain(name, f"{inside}[{key!r}]", part, depth + 1) for key, part in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                raise _wrong(name, inside, key, "is a key, and keys of JSON are strings", "make the keys strings: {str(key): value}")
+        return {_text(name, inside, key): _plain(name, f"{inside}[{key!r}]", part, depth + 1) for key, part in value.items()}
     return _scalar(name, inside, value, depth)
-
-
-def _key(name: str, inside: str, key: object) -> str:
-    if isinstance(key, str):
-        return _text(name, inside, key)
-    raise _wrong(name, inside, key, "is a key, and keys of JSON are strings", "make the keys strings: {str(key): value}")
 
 
 def _text(name: str, inside: str, value: str) -> str:
@@ -118,20 +118,9 @@ def _wrong(name: str, inside: str, value: object, why: str, fix: str) -> TrackEr
     return TrackError(f"metric {name!r}{': at ' + inside if inside else ''}: {shown(value)} {why}: {fix}")
 
 
-try:
-    import resource
-except ImportError:  # Windows: nobody's pytest shall fail because of us
-    HAS_USAGE = False
-else:
-    HAS_USAGE = True
-    # Of memory Linux says the same of a thread as of its process, and says it faster.
-    OWN = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
-
-
 GB = 2**30
 QUOTED = f'"{ELAPSED}"'
-PARTS = ("key", "called", "metrics", "gpus", "notes")
-"""What is known of a test that used the tracker, as a worker of pytest-xdist sends it."""
+PARTS = ("key", "called", "metrics", "gpus", "notes")  # what is known of a test that used the tracker, as a worker of pytest-xdist sends it
 
 
 class Tracker:
@@ -139,8 +128,7 @@ class Tracker:
 
     gpus: Sequence[str] = ()
     notes: tuple[str, ...] = ()
-    called = "skipped"
-    """How its call came out; setup alone (--setup-only) is no pass."""
+    called = "skipped"  # how its call came out; setup alone (--setup-only) is no pass
     _elapsed_ns: int | None = None
 
     def __init__(self, node: pytest.Item) -> None:
@@ -151,11 +139,6 @@ class Tracker:
         self._pid = os.getpid()
         self._began = time.perf_counter_ns()
 
-    @property
-    def key(self) -> str:
-        """Of the test, in the results."""
-        return key_of(self._node)
-
     def track(self, name: str, value: object) -> None:
         """Keep `value`, which JSON must be able to hold, under `name`."""
         __tracebackhide__ = True
@@ -164,7 +147,7 @@ class Tracker:
         except TrackError as error:
             raise TrackError(str(error)) from error.__cause__  # the report shows the test's line, not ours
         if self._elapsed_ns is not None:
-            raise TrackError(f"metric {name!r}: the test {self.key} has ended: track in the test")
+            raise TrackError(f"metric {name!r}: the test {key_of(self._node)} has ended: track in the test")
         if os.getpid() != self._pid:
             raise TrackError(
                 f"metric {name!r}: this is a child process, whose metrics get lost: send the value to the test, and track it there"
@@ -184,7 +167,6 @@ class Tracker:
         self.track(f"{name}/where", where)
 
     def end(self) -> None:
-        """The test is over."""
         self._elapsed_ns = time.perf_counter_ns() - self._began
 
     def parts(self) -> tuple[Any, ...]:
@@ -201,7 +183,7 @@ class Tracker:
         from pytest_seatrial.memory_sampler import read_peaks
 
         if self._elapsed_ns is not None:
-            raise TrackError(f"memory: the test {self.key} has ended: read it in the test")
+            raise TrackError(f"memory: the test {key_of(self._node)} has ended: read it in the test")
         peaks, self.gpus, notes = read_peaks(self._node.nodeid, self._marks)
         for note in notes:
             if note not in self.notes:
@@ -219,7 +201,9 @@ def _begin() -> tuple[int, int]:
     """A test begins: what the kernel remembers of this process (as `memory_sampler.marks`); a sampler that runs begins anew."""
     if not HAS_USAGE:
         return 0, 0
-    marks = resource.getrusage(OWN).ru_maxrss * 1024, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    # Of memory Linux says the same of a thread as of its process, and says it faster.
+    own = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+    marks = resource.getrusage(own).ru_maxrss * 1024, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     if "pytest_seatrial.memory_sampler" in sys.modules:
         sys.modules["pytest_seatrial.memory_sampler"].begin(marks)
     return marks
@@ -234,8 +218,7 @@ class _Now:
     item: pytest.Item
     made: Tracker | None = None
     parent: object = None
-    prefix: str | None = None
-    """What the keys of the tests of `parent` begin with: pytest walks up the tree to find it."""
+    prefix: str | None = None  # what the keys of the tests of `parent` begin with: pytest walks up the tree to find it
 
 
 _now = _Now()
@@ -244,28 +227,19 @@ _now = _Now()
 def key_of(node: pytest.Item) -> str:
     """`module::Class::function[parameters]`; the node id where there is no module."""
     if _now.parent is not node.parent or node.parent is None:
-        _now.parent, _now.prefix = node.parent, _prefix(node)
+        name = getattr(getattr(node, "module", None), "__name__", None)
+        classes, parent = "", node.parent
+        while isinstance(parent, pytest.Class):
+            classes, parent = f"::{parent.name}{classes}", parent.parent
+        _now.parent, _now.prefix = node.parent, f"{name}{classes}" if isinstance(name, str) else None
     return node.nodeid if _now.prefix is None else f"{_now.prefix}::{node.name}"
 
 
-def _prefix(node: pytest.Item) -> str | None:
-    name = getattr(getattr(node, "module", None), "__name__", None)
-    if not isinstance(name, str):
-        return None
-    classes, parent = "", node.parent
-    while isinstance(parent, pytest.Class):
-        classes, parent = f"::{parent.name}{classes}", parent.parent
-    return f"{name}{classes}"
-
-
-DATED = "unit_results"
-"""The directory of dated copies."""
-LATEST = "unit_results.json"
+LATEST, DATED = "unit_results.json", "unit_results"  # the latter: directory of dated copies
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before its fixtures are made."""
     _now.item = item
 
 
@@ -278,7 +252,6 @@ def tracker() -> Generator[Tracker]:
 
 
 def phase(report: pytest.TestReport) -> str:
-    """The outcome of a test by its setup or call."""
     outcome = report.outcome
     if outcome == "failed":
         return "error" if report.when == "setup" else "failed"
@@ -288,7 +261,6 @@ def phase(report: pytest.TestReport) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where results go."""
     told = "directory of unit_results.json and unit_results/ (default: rootdir)"
     parser.getgroup("seatrial").addoption("--seatrial-results", metavar="DIR", default=None, help=told)
     parser.addini("seatrial_history", "keep the results in the history: auto or off", default="auto")
@@ -315,7 +287,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def place(config: pytest.Config, given: str | None) -> Path:
-    """The directory of the results, by the option or the ini file."""
     return Path(config.invocation_params.dir if given else config.rootpath, given or config.getini("seatrial_results"))
 
 

@@ -22,10 +22,8 @@ from pytest_seatrial.guarded_text import parse_json
 LATEST = "unit_results.json"
 DATED = "unit_results"
 SUFFIX = ".partial.jsonl"
-BEGINNING_S = 60
-"""So long a session may take from making its partial file to the first line."""
-SILENT_S = 24 * 3600
-"""Without locks, a session that wrote nothing for so long has ended."""
+BEGINNING_S = 60  # so long a session may take from making its partial file to the first line
+SILENT_S = 24 * 3600  # without locks, a session that wrote nothing for so long has ended
 
 
 class Tracked(NamedTuple):
@@ -55,7 +53,6 @@ class Partial:
         self._write(f"{json.dumps({'head': head})}\n".encode())
 
     def add(self, test: Tracked) -> None:
-        """Keep a finished test, whatever happens next."""
         self._write(test.line().encode())
 
     def close(self, *, remove: bool) -> None:
@@ -159,22 +156,20 @@ def document(head: dict[str, Any], tests: Iterable[Tracked], exit_status: int | 
 
 def write(directory: Path, start: str, made: dict[str, Any], *, latest: bool) -> Path:
     """Write the dated file and, if asked, unit_results.json; returns the dated one, whose name nobody had."""
-    data = _text(made).encode()
     place = directory / DATED
     place.mkdir(parents=True, exist_ok=True)
-    dated = _new(place, start, data)
+    temporary = _beside(place, made)
+    try:
+        dated = _claimed(temporary, place, start)
+    finally:
+        temporary.unlink(missing_ok=True)
     if latest:
-        _put_latest(directory, data)
+        write_latest(directory, made)
     return dated
 
 
 def write_latest(directory: Path, made: dict[str, Any]) -> None:
-    """Write unit_results.json alone."""
-    _put_latest(directory, _text(made).encode())
-
-
-def _put_latest(directory: Path, data: bytes) -> None:
-    _beside(directory, data).replace(directory / LATEST)
+    _beside(directory, made).replace(directory / LATEST)
 
 
 def _text(made: dict[str, Any]) -> str:
@@ -190,37 +185,29 @@ def _text(made: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _new(place: Path, start: str, data: bytes) -> Path:
-    temporary = _beside(place, data)
-    try:
-        for number in range(1, 1000):
-            path = place / f"{start}{'' if number == 1 else f'-{number}'}.json"
+def _claimed(temporary: Path, place: Path, start: str) -> Path:
+    """Give a file a name that is free: a link, unlike a rename, never replaces what is there."""
+    for number in range(1, 1000):
+        path = place / f"{start}{'' if number == 1 else f'-{number}'}.json"
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without links
             try:
-                _claimed(temporary, path)
+                path.touch(exist_ok=False)
             except FileExistsError:
                 continue
-            return path
-    finally:
-        temporary.unlink(missing_ok=True)
+            temporary.replace(path)
+        return path
     raise FileExistsError(f"{place}: too many files of {start}")
 
 
-def _claimed(temporary: Path, path: Path) -> None:
-    """Give a file its name, which nobody has yet: a link, unlike a rename, never replaces what is there."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        path.touch(exist_ok=False)
-        temporary.replace(path)
-
-
-def _beside(place: Path, data: bytes) -> Path:
+def _beside(place: Path, made: dict[str, Any]) -> Path:
     handle, name = tempfile.mkstemp(prefix=".unit_results.", dir=place)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            stream.write(_text(made).encode())
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).chmod(0o644)
@@ -278,13 +265,10 @@ def _read(data: bytes) -> tuple[dict[str, Any], list[Tracked], list[str]]:
     return head, tests, notes
 
 
-UNKNOWN = "not begun"
-"""The exit status where pytest has none of its own: an error of a plugin that it does not catch."""
+NOT_BEGUN = "not begun"  # the exit status where pytest has none of its own: an error of a plugin that it does not catch
 
 
 class StaleResults:
-    """From the first conftest until a session ends."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.start = time.time()
@@ -304,7 +288,12 @@ class StaleResults:
 
     def close(self) -> None:
         """pytest cleans up. Without an error it was to run nothing, or it ran and the collector has written."""
-        status = self._status()
+        from _pytest.config import ConftestImportFailure
+
+        status: int | str | None = self._caught
+        if (error := sys.exc_info()[1]) is not None:
+            usage = isinstance(error, pytest.UsageError | ConftestImportFailure)
+            status = int(pytest.ExitCode.USAGE_ERROR) if usage else NOT_BEGUN
         if self._ended or status is None or not is_ours(self.directory / LATEST):
             return
         head = {"start_time": told(self.start)}
@@ -313,12 +302,3 @@ class StaleResults:
         except OSError as error:
             file = self.directory / LATEST
             sys.stderr.write(f"seatrial: {file} is that of an earlier session, and cannot be replaced: {error}: remove it\n")
-
-    def _status(self) -> int | str | None:
-        """What pytest will end with; None where nothing went wrong."""
-        from _pytest.config import ConftestImportFailure
-
-        error = sys.exc_info()[1]
-        if error is None:
-            return self._caught
-        return int(pytest.ExitCode.USAGE_ERROR) if isinstance(error, pytest.UsageError | ConftestImportFailure) else UNKNOWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_seatrial.select.source_digests import facts
 from pytest_seatrial.select.trace import instrument
 
 BASE = '''
@@ -27,7 +28,7 @@ async def co():
 
 def changed(old: str, new: str) -> set[str]:
     assert old in BASE
-    before, after = instrument.blocks(BASE.encode()), instrument.blocks(BASE.replace(old, new).encode())
+    before, after = facts(BASE.encode()).blocks, facts(BASE.replace(old, new).encode()).blocks
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
@@ -53,14 +54,14 @@ def test_an_edit_changes_its_own_block_only(old: str, new: str, blocks_changed: 
 
 
 def test_what_cannot_be_parsed_is_one_block() -> None:
-    assert set(instrument.blocks(b"def f(:")) == {"*"}
-    assert instrument.blocks(b"def f(:") != instrument.blocks(b"def f(: ")
+    assert set(facts(b"def f(:").blocks) == {"*"}
+    assert facts(b"def f(:").blocks != facts(b"def f(: ").blocks
 
 
 def test_the_encoding_is_the_files_own() -> None:
     latin = "# -*- coding: latin-1 -*-\nX = 'ä'\n".encode("latin-1")
-    assert instrument.blocks(latin)[""] == instrument.blocks("X = 'ä'\n".encode())[""]
-    assert instrument.blocks(b"\xef\xbb\xbfX = 1")[""] == instrument.blocks(b"X = 1")[""]
+    assert facts(latin).blocks[""] == facts("X = 'ä'\n".encode()).blocks[""]
+    assert facts(b"\xef\xbb\xbfX = 1").blocks[""] == facts(b"X = 1").blocks[""]
 
 
 def test_numbers_do_not_change_between_versions() -> None:

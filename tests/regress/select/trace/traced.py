@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_seatrial.select.source_digests import facts
 from pytest_seatrial.select.trace import instrument
 from pytest_seatrial.select.trace.trace_events import Event, Process, read_logs
 
@@ -53,7 +54,7 @@ class Told:
     def hits(self, epoch: int, *, own: bool = True, children: bool = True) -> set[str]:
         """`path:block` of what was hit in an epoch, outside of imports."""
         return {
-            self.names[event.number] for event in self._events(own, children) if event.kind == "hit" and event[1] == epoch and not event.b
+            self.names[int(event.a)] for event in self._events(own, children) if event.kind == "hit" and event[1] == epoch and not event.b
         }
 
     def of(self, kind: str, epoch: int | None = None) -> set[tuple[str, str]]:
@@ -70,11 +71,11 @@ class Told:
 
     def at_import(self, module: str) -> set[str]:
         """What was hit while a module was imported."""
-        return {self.names[event.number] for event in self._events(True, True) if event.kind == "hit" and event.b == module}
+        return {self.names[int(event.a)] for event in self._events(True, True) if event.kind == "hit" and event.b == module}
 
     def hits_of(self, events: list[Event]) -> set[str]:
         """All that was hit in some events."""
-        return {self.names[event.number] for event in events if event.kind == "hit"}
+        return {self.names[int(event.a)] for event in events if event.kind == "hit"}
 
     def _events(self, own: bool, children: bool) -> list[Event]:
         return [*(self.own if own else ()), *(event for _, events in self.children if children for event in events)]
@@ -116,7 +117,7 @@ def trace(
     names: dict[int, str] = {}
     for path in project.rglob("*.py"):
         relative = path.relative_to(project).as_posix()
-        names |= {instrument.block_number(relative, name): f"{relative}:{name}" for name in instrument.blocks(path.read_bytes())}
+        names |= {instrument.block_number(relative, name): f"{relative}:{name}" for name in facts(path.read_bytes()).blocks}
     return Told(list(unfolded(json.loads(out.read_text()))), list(read_logs(session)), names, ran.stdout)
 
 

@@ -16,28 +16,24 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from pytest_seatrial.select.project_files import closure
 from pytest_seatrial.select.source_digests import EXISTS, LISTING, WHOLE, Digests
 from pytest_seatrial.select.trace import memoized
 from pytest_seatrial.select.trace.instrument import Slice
 
 Part = tuple[str, str]  # a path and a block in it
 Reached = Callable[[Iterable[str]], frozenset[str]]
-ASKED = "?"
-"""Before the block of a file that was read, listed or looked for in an epoch: nothing that ran."""
-LOOKED = (ASKED + LISTING, ASKED + EXISTS)
-"""Questions of which nobody tells which function asked."""
+ASKED = "?"  # before the block of a file that was read, listed or looked for in an epoch: nothing that ran
+LOOKED = (ASKED + LISTING, ASKED + EXISTS)  # questions of which nobody tells which function asked
 RUN_BY_CLASS = frozenset({"__call__", "__get__", "__init__", "__set_name__"})
 
 
 class Deeds(NamedTuple):
     """What functions (see `plain`) did, in whichever test."""
 
-    calls: Mapping[Part, frozenset[tuple[int, Part | None]]]
-    """Lines, and the blocks that were brought to run there; None for a process."""
-    read: Mapping[Part, set[Part]]
-    """Files that were read by or for it."""
-    again: frozenset[Part]
-    """Keepers that ran so often that not all of their calls are known."""
+    calls: Mapping[Part, frozenset[tuple[int, Part | None]]]  # lines, and the blocks that were brought to run there; None for a process
+    read: Mapping[Part, set[Part]]  # files that were read by or for it
+    again: frozenset[Part]  # keepers that ran so often that not all of their calls are known
 
 
 class Epoch(NamedTuple):
@@ -115,7 +111,7 @@ class Once:
             return True
         if part[1] in facts.keepers or part[1] in facts.sticky or part in self._sure:
             return False
-        if self._sure and any(callee in self._sure for _, callee in self._deeds.calls.get(plain(part), ())):
+        if self._sure and not self._sure.isdisjoint(self._callees(part)):
             return False
         names = facts.mentions.get(part[1], frozenset())
         return names.isdisjoint(self._aliases) and names.isdisjoint(self._sticky) and names.isdisjoint(self._kept)
@@ -126,14 +122,11 @@ class Once:
         first = {part for name in wanted & self._sticky.keys() for part in self._sticky[name]}
         for name in wanted & self._kept.keys():
             for path, words in self._kept[name]:
-                if not self._ours(words):
+                makers = {word for word in words if any(one in word.lower() for one in memoized.WORDS)}
+                # Whoever uses a cache that something of the project makes runs that.
+                if not makers or not all(map(self.knows, makers)):
                     first.update(self._functions(path, words))
         return set().union(*(self._called(part) for part in first))
-
-    def _ours(self, words: frozenset[str]) -> bool:
-        """Whether a cache is made by something of the project: whoever uses it runs that."""
-        makers = {word for word in words if any(one in word.lower() for one in memoized.WORDS)}
-        return bool(makers) and all(map(self.knows, makers))
 
     def slices(self, part: Part) -> list[Slice]:
         """What a keeper may leave out. What was told something by a method of the project keeps it only if that sets what is asked."""
@@ -147,33 +140,24 @@ class Once:
         """Whether what a method was told may show in what is asked; only the project's own are known."""
         if "" in told.asked or not self.knows(told.told):
             return True
-        words = told.asked.union(*(self._mentions(part) for name in told.asked for part in self._under(name)))
+        words = told.asked.union(*(self._digests.mentions(*part) for name in told.asked for part in self._under(name)))
         return any(
             not words.isdisjoint(self._sets.get(_calls(part[1])[0], frozenset())) for part in self._under(told.told) if _calls(part[1])
         )
 
-    def _under(self, name: str) -> set[Part]:
+    def _under(self, name: str) -> frozenset[Part]:
         """Functions of this name, and what they were seen to call, over any number of steps."""
-        found: set[Part] = set()
-        pending = [part for named in self._named.values() for part in named.get(name, ())]
-        while pending:
-            part = pending.pop()
-            if part not in found:
-                found.add(part)
-                pending.extend(callee for _, callee in self._deeds.calls.get(plain(part), ()) if callee)
-        return found
+        return closure((part for named in self._named.values() for part in named.get(name, ())), self._callees)
 
-    def _mentions(self, part: Part) -> frozenset[str]:
-        facts = self._digests.facts(part[0])
-        return facts.mentions.get(part[1], frozenset()) if facts else frozenset()
+    def _callees(self, part: Part) -> list[Part]:
+        return [callee for _, callee in self._deeds.calls.get(plain(part), ()) if callee]
 
     def knows(self, name: str) -> bool:
-        """Whether a function of the project is called so."""
         return any(name in named for named in self._named.values())
 
     def kept_by(self, part: Part) -> set[Part]:
         """What a block that ran may have kept from another test, or got from one that nobody runs again."""
-        first = {callee for _, callee in self._deeds.calls.get(plain(part), ()) if callee in self._sure}
+        first = self._sure.intersection(self._callees(part))
         if part in self._sure or self.slices(part):
             first.add(part)
         return set().union(*(self._called(one) for one in first))
@@ -217,42 +201,31 @@ class Once:
         names stand in for them."""
         facts = self._digests.facts(start[0])
         told = facts is not None and start not in self._deeds.again and (start[1] in facts.sticky or start[1] in facts.keepers)
-        calls = self._deeds.calls.get(plain(start), frozenset())
         if self._whole(start):
-            pending = [*self._mentioned(start), *(callee for _, callee in calls if callee)]
+            pending = [*self._mentioned(start), *self._callees(start)]
         else:
+            calls = self._deeds.calls.get(plain(start), frozenset())
             lines = frozenset[int]().union(*(one.lines for one in self.slices(start)))
             names = frozenset[str]().union(*(one.mentions for one in self.slices(start)))
             pending = [*self._functions(start[0], names), *(callee for line, callee in calls if callee and line in lines)]
         files = {path for path, block in ran if block == WHOLE}
-        found: set[Part] = set()
-        while pending:
-            part = pending.pop()
-            if part not in found and (part in ran or part[0] in files):
-                found.add(part)
-                pending.extend(callee for _, callee in self._deeds.calls.get(plain(part), ()) if callee)
-                if not told:
-                    pending.extend(self._mentioned(part))
-        return found
+
+        def ran_for(part: Part) -> list[Part]:
+            some = [*self._callees(part), *(() if told else self._mentioned(part))]
+            return [one for one in some if one in ran or one[0] in files]
+
+        return set(closure((part for part in pending if part in ran or part[0] in files), ran_for))
 
     def _mentioned(self, part: Part) -> tuple[Part, ...]:
         """Functions that a block may mean."""
         if part not in self._meant:
-            facts = self._digests.facts(part[0])
-            names = facts.mentions.get(part[1], frozenset()) if facts else frozenset[str]()
-            self._meant[part] = tuple(self._functions(part[0], names))
+            self._meant[part] = tuple(self._functions(part[0], self._digests.mentions(*part)))
         return self._meant[part]
 
     def _lead(self, name: str) -> frozenset[str]:
         """Which of the names that matter here another name stands for, over any number of steps."""
         if name not in self._leads:
-            seen: set[str] = set()
-            pending = [name]
-            while pending:
-                one = pending.pop()
-                if one not in seen:
-                    seen.add(one)
-                    pending.extend(self._aliases.get(one, ()))
+            seen = closure([name], lambda one: self._aliases.get(one, ()))
             self._leads[name] = frozenset(one for one in seen if one in self._sticky or one in self._kept)
         return self._leads[name]
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pytest_seatrial.select import cached_state, project_files
 from pytest_seatrial.select.cached_state import Deeds, Epoch, Once, Part, plain
-from pytest_seatrial.select.choose_tests import SKIPPED
 from pytest_seatrial.select.evidence import BASE, Children, Deed, Evidence, RanTest, is_python, silent, texts
 from pytest_seatrial.select.project_files import closure, imports, packages_above, resolve, stamp
-from pytest_seatrial.select.selection_state import RecordedOutcome
-from pytest_seatrial.select.source_digests import ABSENT, EXISTS, IMPORTS, LEVEL, LISTING, UNSETTLED, WHOLE, Digests, Version
+from pytest_seatrial.select.selection_state import SKIPPED, RecordedOutcome
+from pytest_seatrial.select.source_digests import EXISTS, IMPORTS, LEVEL, LISTING, UNSETTLED, WHOLE, Digests, Version
 from pytest_seatrial.select.trace import trace_events as kinds
 from pytest_seatrial.select.trace.instrument import BROKEN, block_number, half
-from pytest_seatrial.select.trace.trace_events import AGAIN, BY, CALL, HELLO, LOAD, MUTE, SPAWN, STARTED, TASK, THROUGH, WRITE
-from pytest_seatrial.select.trace.trace_events import WHOLE as WHOLE_FILE
+from pytest_seatrial.select.trace.trace_events import STARTED
 
 INNER = re.compile(r"(\.<locals>)?\.?<(lambda|listcomp|setcomp|dictcomp|genexpr)>")
 """Code of its own in Python that belongs to the block around it."""
@@ -35,17 +34,13 @@ class FileSeen:
         self.whole: set[str] = set()
         self.loaded: set[str] = set()
         self.during: dict[str, set[Deed]] = {}
-        self.outside: set[str] = set()
-        """Absolute paths of modules that are neither the project's nor installed."""
+        self.outside: set[str] = set()  # absolute paths of modules that are neither the project's nor installed
         self.written: set[str] = set()
-        self.kept: dict[Part, set[str]] = {}
-        """A function of the project: files that other people's code read for it, and may have kept."""
-        self.read: dict[Part, set[str]] = {}
-        """A function: files that were read by it or for it."""
+        self.kept: dict[Part, set[str]] = {}  # a function of the project: files that other people's code read for it, and may have kept
+        self.read: dict[Part, set[str]] = {}  # a function: files that were read by it or for it
         self.calls: dict[Part, set[tuple[int, int]]] = {}
         """A function: lines of it, and the numbers of the blocks that were brought to run there."""
-        self.again: set[int] = set()
-        """Numbers of keepers of which not all calls are known."""
+        self.again: set[int] = set()  # numbers of keepers of which not all calls are known
 
     def called(self, function: Part, calls: set[tuple[int, int]]) -> None:
         """Lines of a function, and what was brought to run there."""
@@ -53,29 +48,29 @@ class FileSeen:
 
     def add(self, deed: Deed) -> None:
         kind, a, b = deed
-        if kind == LOAD:
+        if kind == kinds.LOAD:
             self.loaded.add(b)
             if a:
                 self.loaded.add(a)
                 self.edges.setdefault(a, set()).add(b)
-        elif kind in (SPAWN, MUTE, HELLO, TASK):
+        elif kind in (kinds.SPAWN, kinds.MUTE, kinds.HELLO, kinds.TASK):
             return
-        elif kind in (THROUGH, BY):
+        elif kind in (kinds.THROUGH, kinds.BY):
             path, _, function = b.partition("\0")
             self.read.setdefault(_around((path, function)), set()).add(a)
-            if kind == THROUGH:
+            if kind == kinds.THROUGH:
                 self.kept.setdefault(_around((path, function)), set()).add(a)
-        elif kind == CALL:
+        elif kind == kinds.CALL:
             path, function, line = b.split("\0")
             self.called((path, function), {(int(line), int(a))})
-        elif kind == AGAIN:
+        elif kind == kinds.AGAIN:
             self.again.add(int(a))
-        elif kind == WHOLE_FILE and a.startswith("/"):
+        elif kind == kinds.WHOLE and a.startswith("/"):
             self.outside.add(a)
-        elif kind == WHOLE_FILE and a == b:
+        elif kind == kinds.WHOLE and a == b:
             self.whole.add(a)
         else:
-            if kind == WRITE:
+            if kind == kinds.WRITE:
                 self.written.add(a)
             if b:
                 self.during.setdefault(b, set()).add(deed)
@@ -109,15 +104,6 @@ class Files:
                 self._numbers.update([(file ^ block, (path, name)) for block, name in facts.halves.items()])
 
 
-def _calls(seen: FileSeen, files: Files) -> dict[Part, frozenset[tuple[int, Part | None]]]:
-    """What functions brought to run, by line; None for a process."""
-    found = {}
-    for caller, told in seen.calls.items():
-        parts = ((line, number, files.part(number)) for line, number in told)
-        found[caller] = frozenset((line, part) for line, number, part in parts if part or number == STARTED)
-    return found
-
-
 class Closures:
     """Closures over one session's edges, each computed once."""
 
@@ -140,14 +126,18 @@ class Closures:
         self._behind: dict[Part, frozenset[Part]] = {}
         self._before: dict[Part, frozenset[Part]] = {}
         again = frozenset(part for number in seen.again if (part := files.part(number)))
-        self._once = Once(digests, self.reached, together, Deeds(_calls(seen, files), read, again))
+        calls = {}
+        for caller, lines in seen.calls.items():
+            parts = ((line, number, files.part(number)) for line, number in lines)
+            calls[caller] = frozenset((line, part) for line, number, part in parts if part or number == STARTED)
+        self._once = Once(digests, self.reached, together, Deeds(calls, read, again))
         for path in {*seen.loaded, *imported}:
             self._once.learn(path)
 
     def reached(self, start: Iterable[str]) -> frozenset[str]:
         key = frozenset(start)
         if key not in self._reached:
-            self._reached[key] = closure(key, self._next)
+            self._reached[key] = closure(key, lambda path: self.digests.targets(path) | self._edges.get(path, set()))
             for path in self._reached[key]:
                 self._once.learn(path)
         return self._reached[key]
@@ -178,26 +168,14 @@ class Closures:
         if self._once.stands_alone(part) and plain(part) not in self._kept:
             return frozenset()
         if part not in self._behind:
-            found = {part}
-            pending = [part]
-            while pending:
-                more = self._direct(pending.pop()) - found
-                found |= more
-                pending.extend(more)
-            self._behind[part] = frozenset(found - {part})
+            self._behind[part] = closure([part], self._direct) - {part}
         return self._behind[part]
 
     def _direct(self, part: Part) -> frozenset[Part]:
-        """The same in one step."""
         if part not in self._before:
-            facts = self.digests.facts(part[0]) if part[0].endswith(".py") else None
-            mentioned = facts.mentions.get(part[1], frozenset()) if facts else frozenset()
-            found = self._once.behind(mentioned) | self._once.kept_by(part)
+            found = self._once.behind(self.digests.mentions(*part)) | self._once.kept_by(part)
             self._before[part] = frozenset(found | self._kept.get(plain(part), set()))
         return self._before[part]
-
-    def _next(self, path: str) -> Iterable[str]:
-        return self.digests.targets(path) | self._edges.get(path, set())
 
 
 VERSION = frozenset({"-V", "-VV", "--version", "--help", "-h"})
@@ -216,29 +194,17 @@ class Own:
         self.untraced: set[str] = set()  # those that ran without being traced
 
 
-class Common(NamedTuple):
-    """Dependencies that are no files, of every test."""
-
-    options: Version
-    command: Version
-
-    def now(self, block: str) -> str:
-        """The digest of one of them."""
-        return next((digest for _, name, digest in self if name == block), ABSENT)
-
-
 class DependencyRecorder:
     """Records of one session, over the evidence of all its pytest processes."""
 
-    def __init__(self, digests: Digests, evidence: Sequence[Evidence], inputs: Sequence[str], given: Common) -> None:
+    def __init__(self, digests: Digests, evidence: Sequence[Evidence], inputs: Sequence[str], given: Sequence[Version]) -> None:
         self._digests = digests
-        self._project = digests.project
+        self.project = digests.project
         self._inputs = inputs
         self._given = given
         self._versions: dict[frozenset[Part], frozenset[Version]] = {}
         self._one: dict[Part, Version] = {}
         self._simple: dict[int, Version | None] = {}
-        self._common: frozenset[Version] | None = None
         self._around: dict[str, tuple[frozenset[str], frozenset[Part]]] = {}
         seen = self._seen = FileSeen()
         for one in evidence:
@@ -250,9 +216,13 @@ class DependencyRecorder:
                 for kind, _, a, b in events:
                     seen.add((kind, a, b))
         self._files = Files(digests, seen.loaded | set(seen.during))
-        during = {path: self._during(deeds) for path, deeds in seen.during.items()}
-        self._closures = Closures(digests, seen, during, lambda: [self._together(one) for one in evidence], self._files)
-        self._everywhere = frozenset(self._outside())
+        during: dict[str, set[Part]] = {}
+        for path, deeds in seen.during.items():
+            own = Own()
+            for deed in deeds:
+                self.take(own, deed)
+            during[path] = own.parts
+        self.closures = Closures(digests, seen, during, lambda: [self._together(one) for one in evidence], self._files)
 
     def _together(self, evidence: Evidence) -> list[cached_state.Epoch]:
         """What was hit and asked for in each epoch, in whichever process and import."""
@@ -271,15 +241,9 @@ class DependencyRecorder:
                     found.setdefault(epoch, set()).add(part)
             elif kind == kinds.WHOLE and not a.startswith("/"):
                 found.setdefault(epoch, set()).add((a, WHOLE))
-            elif kind in ASKED and a not in self._seen.written and not self._project.foreign(a) and not a.startswith("/"):
+            elif kind in ASKED and a not in self._seen.written and not self.project.foreign(a) and not a.startswith("/"):
                 found.setdefault(epoch, set()).add((a, cached_state.ASKED + ASKED[kind]))
         return {epoch: frozenset(parts) for epoch, parts in found.items()}
-
-    def _during(self, deeds: Iterable[Deed]) -> set[Part]:
-        own = Own()
-        for deed in deeds:
-            self.take(own, deed)
-        return own.parts
 
     def take(self, own: Own, deed: Deed) -> None:
         """Add one thing that happened to what a context depends on."""
@@ -297,77 +261,53 @@ class DependencyRecorder:
         elif kind == kinds.WRITE:
             own.written.add(a)
         elif kind == kinds.FIRST:
-            if a.endswith(".py") and a in self._project.stamps:
+            if a.endswith(".py") and a in self.project.stamps:
                 own.parts.add((a, LEVEL))
         elif kind in (kinds.SPAWN, kinds.MUTE):
-            self._command(own, kind, [str(word) for word in json.loads(a)], b.partition("\0")[0])
+            argv, here = [str(word) for word in json.loads(a)], self.project.relative(b.partition("\0")[0]) or ""
+            paths = project_files.named(argv, self.project, here, python=is_python(argv))
+            bare = kind == kinds.MUTE or project_files.hides(argv, paths, self.project)
+            for path in paths:
+                own.parts.add((path.rstrip("/"), LISTING if path.endswith("/") else WHOLE))
+                if path.endswith(".py") and not is_python(argv):
+                    own.named[path] = own.named.get(path, 0) + 1
+                    if bare:
+                        own.untraced.add(path)
         elif kind == kinds.WHOLE and a.startswith("/"):
             return  # of every test
-        elif kind in ASKED and a not in own.written and not self._project.foreign(a):
+        elif kind in ASKED and a not in own.written and not self.project.foreign(a):
             own.parts.add((a, ASKED[kind]))
             if kind == kinds.WHOLE or (kind == kinds.READ and a in self._seen.edges):  # it was read and run, and imported something
                 own.seeds.add(a)
 
-    def _command(self, own: Own, kind: str, argv: list[str], place: str) -> None:
-        """A program was started: files that it was told to use."""
-        here = self._project.relative(place) or ""
-        paths = project_files.named(argv, self._project, here, python=is_python(argv))
-        bare = kind == kinds.MUTE or project_files.hides(argv, paths, self._project)
-        for path in paths:
-            own.parts.add((path.rstrip("/"), LISTING if path.endswith("/") else WHOLE))
-            if path.endswith(".py") and not is_python(argv):
-                own.named[path] = own.named.get(path, 0) + 1
-                if bare:
-                    own.untraced.add(path)
-
-    def _outside(self) -> Iterator[Version]:
-        """Modules that lie elsewhere and are not installed; those that a test made for itself, in a temporary place, are its own."""
-        temporary = os.path.realpath(tempfile.gettempdir()) + "/"
-        for path in self._seen.outside:
-            found = stamp(Path(path))
-            if found is not None and found[1] < self._project.began:
-                yield self._digests.version(path, WHOLE)
-            elif not path.startswith(temporary):
-                yield path, WHOLE, UNSETTLED
-
     def unseen(self, argv: Sequence[str], place: str) -> set[str]:
         """Python files that a silent Python may have run: what its command line names, and what a text on it imports. A program of which
         nothing is known (a script from elsewhere, with the project on its path) may run any."""
-        here = self._project.relative(place) or ""
+        here = self.project.relative(place) or ""
         programs = texts(argv)
-        named = {path for path in project_files.named(argv[1:], self._project, here, python=True) if path.endswith(".py")}
-        if not programs and not named and not VERSION.intersection(argv):
-            return set(self._project.python())
-        return named | self._imported(programs, place)
-
-    def _imported(self, programs: Iterable[str], place: str) -> set[str]:
-        """What the text of a program would import; all Python files if it cannot be read."""
-        found: set[str] = set()
+        found = {path for path in project_files.named(argv[1:], self.project, here, python=True) if path.endswith(".py")}
+        if not programs and not found and not VERSION.intersection(argv):
+            return set(self.project.python())
         for text in programs:
             try:
                 tree = ast.parse(text)
             except BROKEN:
-                return set(self._project.python())
-            here = self._project.relative(place) or ""
-            found |= resolve(f"{here}/-c" if here else "-c", imports(tree), self._project)
+                return set(self.project.python())
+            found |= resolve(f"{here}/-c" if here else "-c", imports(tree), self.project)
         return found
 
     def finish(self, own: Own) -> frozenset[Part]:
         """The set of a context: its parts, what may have run before on their behalf, and whole files where it is blind."""
         parts = set(own.parts)
         for part in own.parts:
-            parts.update(self._closures.behind(part))
+            parts.update(self.closures.behind(part))
         if own.untraced:
-            parts.update(self._closures.wholes(own.untraced))
+            parts.update(self.closures.wholes(own.untraced))
         if own.blind:
-            parts.update(self._closures.wholes(own.seeds | {path for path, _ in own.parts if path.endswith(".py")}))
+            parts.update(self.closures.wholes(own.seeds | {path for path, _ in own.parts if path.endswith(".py")}))
         return frozenset(parts)
 
-    def remote(self, own: Own) -> bool:
-        """Whether a block that ran sends work to Ray."""
-        return any(map(self._sends, own.parts))
-
-    def _sends(self, part: Part) -> bool:
+    def sends(self, part: Part) -> bool:
         facts = self._digests.facts(part[0]) if part[0].endswith(".py") else None
         return bool(facts and facts.remote and (part[1] in facts.remote or part[1] == WHOLE))
 
@@ -375,7 +315,7 @@ class DependencyRecorder:
         """The block of a number, if it brings nothing but itself."""
         if number not in self._simple:
             part = self._files.part(number)
-            plain = part is not None and not self._sends(part) and not self._closures.behind(part)
+            plain = part is not None and not self.sends(part) and not self.closures.behind(part)
             self._simple[number] = self._version(part) if part is not None and plain else None
         return self._simple[number]
 
@@ -390,38 +330,35 @@ class DependencyRecorder:
 
     def around(self, path: str) -> tuple[frozenset[str], frozenset[Part]]:
         """What pytest takes with a test file: files to import, and what would change that if it appeared."""
-        if path not in self._around:
-            self._around[path] = self._find_around(path)
-        return self._around[path]
-
-    def _find_around(self, path: str) -> tuple[frozenset[str], frozenset[Part]]:
-        seeds = {path} if path in self._project.stamps else set()
+        if path in self._around:
+            return self._around[path]
+        seeds = {path} if path in self.project.stamps else set()
         parts: set[Part] = {(path, WHOLE)} if path and not path.endswith(".py") else set()
         directory = path
         while directory:
             directory = directory.rpartition("/")[0]
             for name in ("conftest.py", "__init__.py"):
                 file = f"{directory}/{name}" if directory else name
-                if file not in self._project.stamps:
+                if file not in self.project.stamps:
                     parts.add((file, WHOLE))
                 elif name == "conftest.py":
                     seeds.add(file)
-        return frozenset(seed for seed in seeds if seed.endswith(".py")), frozenset(parts)
+        found = self._around[path] = frozenset(seed for seed in seeds if seed.endswith(".py")), frozenset(parts)
+        return found
 
-    def base_seeds(self, seeds: set[str], collected: set[str]) -> set[str]:
-        """What was imported for everybody: not the test files, their packages and conftests, which have their own users."""
-        packages = {init for path in collected for init in packages_above(path, self._project)}
-        return {seed for seed in seeds - collected - packages if not seed.endswith("conftest.py")}
-
+    @functools.cached_property
     def common(self) -> frozenset[Version]:
-        if self._common is None:
-            inputs = frozenset((path, WHOLE) for path in self._project.matching(self._inputs))
-            self._common = self.versions(inputs) | self._everywhere | frozenset(self._given)
-        return self._common
-
-    @property
-    def closures(self) -> Closures:
-        return self._closures
+        inputs = frozenset((path, WHOLE) for path in self.project.matching(self._inputs))
+        found = {*self.versions(inputs), *self._given}
+        # Modules that lie elsewhere and are not installed; those that a test made for itself, in a temporary place, are its own.
+        temporary = os.path.realpath(tempfile.gettempdir()) + "/"
+        for path in self._seen.outside:
+            then = stamp(Path(path))
+            if then is not None and then[1] < self.project.began:
+                found.add(self._digests.version(path, WHOLE))
+            elif not path.startswith(temporary):
+                found.add((path, WHOLE, UNSETTLED))
+        return frozenset(found)
 
 
 OF_EPOCH = frozenset({kinds.LOAD, kinds.SPAWN, kinds.MUTE})
@@ -438,13 +375,10 @@ class _Shared(NamedTuple):
 
 
 class ProcessSession:
-    """One pytest process."""
-
     def __init__(self, recorder: DependencyRecorder, evidence: Evidence) -> None:
         self._recorder = recorder
         self._evidence = evidence
         self._children = Children(evidence.children, evidence.deeds)
-        self._every: tuple[frozenset[Version], ...] | None = None
         self._own: dict[int, Own] = {}
         self._sets: dict[int, frozenset[Part]] = {}
         self._shared: dict[tuple[str, tuple[int, ...]], _Shared] = {}
@@ -467,16 +401,14 @@ class ProcessSession:
                 found.append(RecordedOutcome(test, (*own, *before), shared))
         return found
 
+    @functools.cached_property
     def _base(self) -> tuple[frozenset[Version], ...]:
-        if self._every is None:
-            self._every = self._find_base()
-        return self._every
-
-    def _find_base(self) -> tuple[frozenset[Version], ...]:
         own = self._context(BASE, set())
-        seeds = self._recorder.base_seeds(own.seeds, self._evidence.collected)
-        parts = self._recorder.finish(own)
-        return self._recorder.versions(parts), self._recorder.versions(self._recorder.closures.parts(seeds))
+        recorder, collected = self._recorder, self._evidence.collected
+        # What was imported for everybody: not the test files, their packages and conftests, which have their own users.
+        packages = {init for path in collected for init in packages_above(path, recorder.project)}
+        seeds = {seed for seed in own.seeds - collected - packages if not seed.endswith("conftest.py")}
+        return recorder.versions(recorder.finish(own)), recorder.versions(recorder.closures.parts(seeds))
 
     def _record(self, ran: RanTest) -> tuple[tuple[frozenset[Version], ...], list[frozenset[Version]]]:
         """What a test depends on: what it shares with others, and its own."""
@@ -506,28 +438,24 @@ class ProcessSession:
 
     def _share(self, ran: RanTest) -> _Shared:
         recorder = self._recorder
-        contexts = self._uses(ran.uses)
+        # Contexts of the test, with those that stand behind them.
+        contexts = sorted(closure(ran.uses, lambda epoch: self._evidence.needs.get(epoch, ())))
         owns = [self._context(epoch, set()) for epoch in contexts]
         files, parts = recorder.around(ran.path)
         reached = recorder.closures.reached(files)
         seeds = set().union(*(own.seeds for own in owns)) - reached
-        sets = [recorder.closures.parts(files), parts, *(self._set(epoch) for epoch in contexts)]
+        sets = [recorder.closures.parts(files), parts, *(self._finished(epoch) for epoch in contexts)]
         sets += [recorder.closures.parts([seed]) for seed in sorted(seeds)]
         found = self._shared[ran.path, ran.uses] = _Shared(
             set().union(*(own.written for own in owns)),
             any(own.blind for own in owns),
             files,
             reached | seeds,
-            (*self._base(), recorder.common(), *(recorder.versions(one) for one in sets)),
+            (*self._base, recorder.common, *(recorder.versions(one) for one in sets)),
         )
         return found
 
-    def _uses(self, epochs: Iterable[int]) -> list[int]:
-        """Contexts of a test, with those that stand behind them."""
-        needs = self._evidence.needs
-        return sorted(closure(epochs, lambda epoch: needs.get(epoch, ())))
-
-    def _set(self, epoch: int) -> frozenset[Part]:
+    def _finished(self, epoch: int) -> frozenset[Part]:
         if epoch not in self._sets:
             self._sets[epoch] = self._recorder.finish(self._own[epoch])
         return self._sets[epoch]
@@ -540,19 +468,19 @@ class ProcessSession:
         lives, torn = self._children.lives(epoch)
         if shared:
             lives += self._children.born(epoch, deeds)
-        for some, epochs in ((deeds, [epoch]), (lives, self._children.epochs(epoch) if lives else [])):
+        for some, before in ((deeds, False), (lives, True)):
             own.named.clear()
             for deed in some:
                 # What happened while a module was imported belongs to that module, whoever asked for it first.
                 if not deed[2] or deed[0] in OF_EPOCH:
                     self._recorder.take(own, deed)
             if own.named:
-                own.untraced |= self._children.unheard(own.named, epochs)
+                own.untraced |= self._children.unheard(own.named, epoch, before=before)
         for argv, place in silent([*deeds, *lives]):
             own.blind = True
             own.untraced |= self._recorder.unseen(argv, place)
         own.blind = own.blind or torn
-        if not own.blind and not self._children.worked(epoch) and self._recorder.remote(own):
+        if not own.blind and not self._children.worked(epoch) and any(map(self._recorder.sends, own.parts)):
             own.blind = True
         self._own[epoch] = own
         return own

@@ -34,16 +34,13 @@ class Evidence:
     """Everything from one pytest process and its children."""
 
     def __init__(self) -> None:
-        self.hits: dict[int, list[int]] = {}
-        """By epoch: numbers of blocks that were entered while no module was imported."""
+        self.hits: dict[int, list[int]] = {}  # by epoch: numbers of blocks that were entered while no module was imported
         self.calls: dict[tuple[str, str], set[tuple[int, int]]] = {}
         """A file and a function in it: lines, and the numbers of the blocks that were brought to run there."""
-        self.deeds: dict[int, dict[Deed, None]] = {}
-        """By epoch: all the rest."""
+        self.deeds: dict[int, dict[Deed, None]] = {}  # by epoch: all the rest
         self.tests: list[RanTest] = []
         self.collected: set[str] = set()
-        self.needs: dict[int, tuple[int, ...]] = {}
-        """What a fixture's context uses itself."""
+        self.needs: dict[int, tuple[int, ...]] = {}  # what a fixture's context uses itself
         self.children: list[tuple[Process, list[Event]]] = []
         self._same: dict[Deed, Deed] = {}
 
@@ -96,7 +93,6 @@ class EvidenceJournal:
         os.write(self._handle, json.dumps(line).encode() + b"\n")
 
     def take(self) -> Evidence:
-        """All of it; nothing is left here."""
         found, self.evidence = self.evidence, Evidence()
         fields = iter(self._kept)
         found.tests.extend(map(RanTest, fields, fields, fields, fields, fields))
@@ -113,36 +109,23 @@ def read_evidence(path: Path) -> Evidence:
     """The evidence of a worker; a torn last line belongs to a test that did not end. A ValueError for a line that cannot be read: what it
     told may belong to any test, so nothing of this session may be recorded."""
     evidence = Evidence()
-    for number, line in _lines(path):
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
-            _take(evidence, json.loads(line))  # not guarded: names of files that are no text must stay what they are
+            line = json.loads(text)  # not guarded: names of files that are no text must stay what they are
+            evidence.fold(KeptWork(*line["did"]))
+            evidence.collected.update(line["collected"])
+            evidence.needs.update((epoch, tuple(used)) for epoch, used in line["needs"])
+            if (ran := line["ran"]) is not None:
+                evidence.tests.append(RanTest(ran["test"], ran["path"], ran["epoch"], tuple(ran["uses"]), ran["outcome"]))
         except (RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path.name} of {path.parent.name}, line {number}: not what a worker writes: {error}") from error
     return evidence
-
-
-def _take(evidence: Evidence, line: dict[str, Any]) -> None:
-    evidence.fold(KeptWork(*line["did"]))
-    evidence.collected.update(line["collected"])
-    evidence.needs.update((epoch, tuple(used)) for epoch, used in line["needs"])
-    ran = line["ran"]
-    if ran is not None:
-        evidence.tests.append(RanTest(ran["test"], ran["path"], ran["epoch"], tuple(ran["uses"]), ran["outcome"]))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if line.endswith(b"\n"):
-                yield number, line
 
 
 PYTHON = re.compile(r"^(python|pypy)[\d.]*t?$")
 
 
 class Children:
-    """All children of one pytest process."""
-
     def __init__(self, children: Sequence[tuple[Process, list[Event]]], deeds: Mapping[int, Iterable[Deed]]) -> None:
         """`deeds`: what the pytest process did, by epoch."""
         self._quiet = _quiet(children, deeds)
@@ -170,13 +153,12 @@ class Children:
             return list(deeds)
         return [(kind, a, b) for kind, _, a, b in self._marked(Event(kind, epoch, a, b) for kind, a, b in deeds)]
 
-    def unheard(self, paths: Mapping[str, int], epochs: Iterable[int]) -> set[str]:
-        """Python files that commands name, of which fewer children say that they ran them, in these epochs, than there were commands."""
-        if not paths:
-            return set()
+    def unheard(self, paths: Mapping[str, int], epoch: int, *, before: bool) -> set[str]:
+        """Python files that commands name, of which fewer children say that they ran them, in this epoch (or also before), than there were
+        commands."""
         words: Counter[str] = Counter()
-        for epoch in epochs:
-            words.update(self._words.get(epoch, {}))
+        for at in [one for one in self._words if one == epoch or (before and one < epoch)]:
+            words.update(self._words[at])
         found = set()
         for path, times in paths.items():
             place = PurePath(path)
@@ -185,11 +167,7 @@ class Children:
                 found.add(path)
         return found
 
-    def epochs(self, until: int) -> list[int]:
-        return [epoch for epoch in self._words if epoch <= until]
-
     def lives(self, epoch: int) -> tuple[list[Deed], bool]:
-        """What belongs to an epoch, and whether something of it was lost."""
         found: dict[Deed, None] = {}
         torn = False
         for log, at in self._last.get(epoch, ()):
@@ -204,11 +182,11 @@ class Children:
 
     def worked(self, epoch: int) -> bool:
         """Whether a Ray worker ran a block of the project in this epoch."""
-        for log, _ in self._last.get(epoch, ()):
-            process, events = self._by_log[log]
-            if process.kind.startswith("ray") and any(event.kind == kinds.HIT and event.epoch == epoch for event in events):
-                return True
-        return False
+        lives = (self._by_log[log] for log, _ in self._last.get(epoch, ()))
+        return any(
+            process.kind.startswith("ray") and any(event.kind == kinds.HIT and event.epoch == epoch for event in events)
+            for process, events in lives
+        )
 
     def born(self, epoch: int, deeds: Iterable[Deed]) -> list[Deed]:
         """The whole lives of programs that were started in an epoch, with those that they started in turn."""

@@ -15,17 +15,10 @@ from typing import NamedTuple, Self, TypeVar
 SKIPPED = frozenset({".git", ".hg", "site-packages", "node_modules", "__pycache__", ".tox", ".nox"})
 OURS = (".seatrial-select",)
 NOISE = frozenset(
-    {
-        ".pytest_cache",
-        ".mypy_cache",
-        ".ruff_cache",
-        ".hypothesis",
-        ".testmondata",
-        ".coverage",
-        ".benchmarks",
-        "unit_results",
-        "unit_results.json",
-    }
+    (
+        *(".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".testmondata", ".coverage", ".benchmarks"),
+        *("unit_results", "unit_results.json"),
+    )
 )
 
 Stamp = tuple[int, int, int]
@@ -41,8 +34,7 @@ class Project(NamedTuple):
     roots: tuple[str, ...]
     roots_of: dict[str, tuple[str, ...]]
     began: int = 0
-    below: str = ""
-    """Where pytest's root lies, as a path in the project."""
+    below: str = ""  # where pytest's root lies, as a path in the project
 
     @classmethod
     def walk(cls, root: Path, path: Sequence[str] = (), below: str = "") -> Self:
@@ -54,7 +46,11 @@ class Project(NamedTuple):
         pending = [""]
         while pending:
             here = pending.pop()
-            entries = _entries(root / here)
+            try:
+                with os.scandir(root / here) as found_here:
+                    entries = list(found_here)
+            except OSError:
+                entries = []
             names[here] = tuple(entry.name for entry in entries)
             for entry in entries:
                 name = f"{here}/{entry.name}" if here else entry.name
@@ -72,11 +68,9 @@ class Project(NamedTuple):
         return cls(root, stamps, names, tuple(environments), roots, _tops(stamps, roots), began, below)
 
     def python(self) -> list[str]:
-        """Every Python file of the project."""
         return [name for name in self.stamps if name.endswith(".py")]
 
     def matching(self, patterns: Iterable[str]) -> list[str]:
-        """Files that one of the globs names."""
         return sorted(name for name in self.stamps if any(fnmatch(name, pattern) for pattern in patterns))
 
     def kind(self, path: str) -> str:
@@ -112,17 +106,8 @@ def noise(name: str) -> bool:
     return name in NOISE or name.startswith((*OURS, ".coverage.", ".testmondata")) or name.endswith((".pyc", ".pyo"))
 
 
-def heard(name: str) -> bool:
-    """Whether a name in a directory counts."""
+def counts(name: str) -> bool:
     return not skipped(name) and not noise(name)
-
-
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as found:
-            return list(found)
-    except OSError:
-        return []
 
 
 def _roots(root: Path, stamps: dict[str, Stamp], path: Sequence[str]) -> set[str]:
@@ -168,23 +153,26 @@ def imports(tree: ast.Module) -> list[Import]:
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
-        for one in _of(node):
+        for one in _imports_of(node):
             found[one] = None
-        if isinstance(node, ast.If) and _type_checking(node.test):
+        if isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING":
             pending.extend(node.orelse)
         else:
             pending.extend(ast.iter_child_nodes(node))
     return sorted(found)
 
 
-def _of(node: ast.AST) -> Iterator[Import]:
+def _name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _imports_of(node: ast.AST) -> Iterator[Import]:
     if isinstance(node, ast.Import):
         yield from ((0, alias.name, ()) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield node.level, node.module or "", tuple(sorted(alias.name for alias in node.names))
     elif isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
-        if name in CALLS:
+        if _name(node.func) in CALLS:
             yield from _named(node.args[:1])
     elif isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -197,10 +185,6 @@ def _named(nodes: Iterable[ast.AST]) -> Iterator[Import]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = node.value.lstrip(".")
             yield len(node.value) - len(name), name, ()
-
-
-def _type_checking(test: ast.expr) -> bool:
-    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING")
 
 
 def resolve(path: str, found: Iterable[Import], project: Project) -> frozenset[str]:
@@ -252,7 +236,6 @@ def _file(at: str, project: Project) -> Iterator[str]:
 
 
 def closure(start: Iterable[T], edges: Callable[[T], Iterable[T]]) -> frozenset[T]:
-    """Everything that is reached from `start`, itself included."""
     seen: set[T] = set()
     pending = list(start)
     while pending:
@@ -310,13 +293,9 @@ def _words(text: str) -> list[str]:
     kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     found: list[str] = []
     while inner := COMMAND.findall(kept):
-        found += [word for command in inner for word in WORD.findall(_bare(command))]
+        found += [word for command in inner for word in WORD.findall(VARIABLE.sub(" ", command))]
         kept = COMMAND.sub(" ", kept)
-    return found + WORD.findall(_bare(kept))
-
-
-def _bare(text: str) -> str:
-    return VARIABLE.sub(" ", text)
+    return found + WORD.findall(VARIABLE.sub(" ", kept))
 
 
 def _many(words: Iterable[str], project: Project, here: str) -> Iterable[str]:
@@ -363,24 +342,16 @@ def _files(words: Iterable[str], project: Project, here: str) -> Iterable[str]:
                 if inside in project.stamps:
                     yield inside
                     continue
-                if tails is None:
-                    tails = _tails(project)
+                if tails is None:  # files by every ending of their path, so that what followed a variable is found
+                    tails = {}
+                    for name in project.stamps:
+                        parts = name.split("/")
+                        for at in range(len(parts)):
+                            tails.setdefault("/" + "/".join(parts[at:]), []).append(name)
                 yield from tails.get(clean, ())
             else:
-                for base in {"", here}:
-                    joined = project.relative(f"{base}/{clean}" if base else clean)
-                    if joined in project.stamps:
-                        yield joined
-
-
-def _tails(project: Project) -> dict[str, list[str]]:
-    """Files by every ending of their path, so that what followed a variable is found."""
-    tails: dict[str, list[str]] = {}
-    for name in project.stamps:
-        parts = name.split("/")
-        for at in range(len(parts)):
-            tails.setdefault("/" + "/".join(parts[at:]), []).append(name)
-    return tails
+                joined = (project.relative(f"{base}/{clean}" if base else clean) for base in {"", here})
+                yield from (name for name in joined if name in project.stamps)
 
 
 def _modules(argv: Sequence[str], project: Project) -> Iterable[str]:
@@ -402,8 +373,6 @@ def _script(path: str, project: Project, *, told: bool = False) -> str | None:
     except OSError:
         return None
     first = data.split(b"\n", 1)[0]
-    if told or path.endswith((".sh", ".bash", ".zsh", ".mk")) or path.rpartition("/")[2] in MAKEFILES:
-        return data.decode("utf-8", "replace")
-    if first.startswith(b"#!") and any(shell.encode() in first for shell in SHELLS - {".", "source"}):
-        return data.decode("utf-8", "replace")
-    return None
+    named = told or path.endswith((".sh", ".bash", ".zsh", ".mk")) or path.rpartition("/")[2] in MAKEFILES
+    shebang = first.startswith(b"#!") and any(shell.encode() in first for shell in SHELLS - {".", "source"})
+    return data.decode("utf-8", "replace") if named or shebang else None

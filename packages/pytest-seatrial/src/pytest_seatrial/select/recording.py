@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -18,25 +19,17 @@ from pytest_seatrial.select.evidence import ASIDE, BASE, EvidenceJournal, RanTes
 from pytest_seatrial.select.project_files import Project
 from pytest_seatrial.select.selection_session import SelectionSession
 from pytest_seatrial.select.trace.startup import start as start_tracing
-from pytest_seatrial.select.trace.trace_events import FIRST, KeptWork
+from pytest_seatrial.select.trace.trace_events import FIRST
 from pytest_seatrial.select.trace.trace_events import read_logs as read_children
 from pytest_seatrial.select.trace.trace_recorder import TraceRecorder as Tracer
 
 Hook = Generator[None, Any, Any]
 
 
-class ContextTracer(Protocol):
-    """The part of the recorder that is used here."""
-
-    def switch(self, epoch: int) -> None: ...
-    def tell(self, kind: str, a: str, b: str | None = None) -> None: ...
-    def drain(self) -> KeptWork: ...
-
-
 class Contexts:
     """A plugin of its own, registered while a session records."""
 
-    def __init__(self, tracer: ContextTracer, journal: EvidenceJournal, project: Project) -> None:
+    def __init__(self, tracer: Tracer, journal: EvidenceJournal, project: Project) -> None:
         self._tracer = tracer
         self._journal = journal
         self._project = project
@@ -69,7 +62,7 @@ class Contexts:
 
     @wrapping(tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Hook:
-        path = self._project.relative(_path(collector)) if isinstance(collector, pytest.File | pytest.Class) else None
+        path = self._project.relative(collector.path) if isinstance(collector, pytest.File | pytest.Class) else None
         if path is None or isinstance(collector, pytest.Package):
             return (yield)
         self._journal.evidence.collected.add(path)
@@ -84,7 +77,7 @@ class Contexts:
     @wrapping(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Hook:
         epoch = self._new()
-        place = _path(item)
+        place = item.path
         # Tests come by file: what is the same object as for the one before has not to be found again.
         if place is not self._place:
             self._place, self._path, self._parent = place, self._project.relative(place) or "", None
@@ -111,20 +104,17 @@ class Contexts:
         for node in item.listchain()[:-1]:
             if type(node).setup is not pytest.Collector.setup and node not in self._nodes:
                 self._nodes[node] = self._new()
-                node.setup = self._inside(self._nodes[node], node.setup)  # type: ignore[method-assign]
+                node.setup = functools.partial(self._run_inside, self._nodes[node], node.setup)  # type: ignore[method-assign]
             if node in self._nodes:
                 found.append(self._nodes[node])
         return frozenset(found)
 
-    def _inside(self, epoch: int, setup: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            self._enter(epoch)
-            try:
-                setup()
-            finally:
-                self._leave()
-
-        return run
+    def _run_inside(self, epoch: int, setup: Callable[[], None]) -> None:
+        self._enter(epoch)
+        try:
+            setup()
+        finally:
+            self._leave()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
@@ -201,31 +191,26 @@ class Contexts:
         self._needs = {}
 
 
-def _path(node: Any) -> Path:
-    """Of a collected node; pytest before 7 has another name for it."""
-    return node.path if hasattr(node, "path") else Path(str(node.fspath))
-
-
 JOURNAL = "evidence.jsonl"
 
 
-class Recording:
-    """From the first conftest to the end of the session."""
+class Selection:
+    """The hooks of a session that selects or records, from the first conftest to the end."""
 
-    def __init__(self, sitting: SelectionSession) -> None:
-        self.told: list[str] = []
-        self._sitting = sitting
-        self._journal = evidence.EvidenceJournal(sitting.directory / JOURNAL if sitting.role == "worker" else None)
+    def __init__(self, session: SelectionSession) -> None:
+        self._session = session
+        self._journal = evidence.EvidenceJournal(session.directory / JOURNAL if session.role == "worker" else None)
         self._tracer: Tracer | None = None
         self._contexts: Contexts | None = None
+        self._error = ""
 
     def start(self) -> Contexts:
-        sitting = self._sitting
-        trace = sitting.directory / "trace"
+        session = self._session
+        trace = session.directory / "trace"
         trace.mkdir()
         skip = self._globs("seatrial_select_skip")
-        self._tracer = start_tracing(trace, sitting.root, selection_session.cache_place(), skip, sitting.config)
-        self._contexts = Contexts(self._tracer, self._journal, sitting.project)
+        self._tracer = start_tracing(trace, session.root, selection_session.cache_place(), skip, session.config)
+        self._contexts = Contexts(self._tracer, self._journal, session.project)
         return self._contexts
 
     def stop(self) -> None:
@@ -234,8 +219,39 @@ class Recording:
             self._tracer = None
         self._journal.close()
 
-    def finish(self) -> None:
-        """The end of the session: evidence of a worker is complete, or records are written."""
+    def left_some_out(self) -> bool:
+        """Whether there are tests that do not run, since they passed and nothing of theirs changed."""
+        chosen = self._session.decided()
+        return chosen is not None and chosen.selected < chosen.of
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        self._session.common()
+
+    def pytest_report_header(self) -> list[str]:
+        """Why everything will run, before it does."""
+        asked = self._session.asked
+        why = self._session.start().told if asked.select and not asked.picked else ""
+        return [f"seatrial: every test runs: the map is not trusted: {why}"] if why else []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        asked = self._session.asked
+        if not asked.select or asked.picked or self._contexts is None:
+            return
+        with self._contexts.aside():
+            choices = self._session.choose(items)
+        left = [item for item, choice in zip(items, choices, strict=True) if choice.why is None]
+        if left:
+            config.hook.pytest_deselected(items=left)
+            items[:] = [item for item, choice in zip(items, choices, strict=True) if choice.why is not None]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """The evidence of a worker is complete, or records are written."""
+        chosen = self._session.decided()
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and chosen and chosen.of and not chosen.selected:
+            session.exitstatus = pytest.ExitCode.OK
         # Records are many objects and none of them is garbage: collections would look through all of pytest's again and again.
         collects = gc.isenabled()
         gc.disable()
@@ -243,41 +259,46 @@ class Recording:
             if self._contexts is not None:
                 self._contexts.flush()
             self.stop()
-            if self._sitting.role != "worker":
+            if self._session.role != "worker":
                 self._write()
         except (OSError, ValueError, sqlite3.Error) as error:
-            self.told.append(f"seatrial: nothing was recorded: {self._sitting.state}: {error}")
+            self._error = f"seatrial: nothing was recorded: {self._session.state}: {error}"
         finally:
-            self._sitting.forget()
+            self._session.forget()
             if collects:
                 gc.enable()
 
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        chosen, asked = self._session.decided(), self._session.asked
+        lines = chosen.summary() if chosen else []
+        if asked.select and asked.picked:
+            lines = ["seatrial: tests were chosen on the command line: nothing was left out"]
+        for line in [*lines, *filter(None, [self._error])]:
+            terminalreporter.write_line(line)
+
     def _write(self) -> None:
-        sitting = self._sitting
+        session = self._session
         found = self._evidence()
         if not any(one.tests for one in found):
             return
         inputs = self._globs("seatrial_select_inputs")
-        common = sitting.common()
-        recorder = DependencyRecorder(sitting.digests, found, inputs, common)
+        common = session.common()
+        recorder = DependencyRecorder(session.digests, found, inputs, common)
         outcomes = [outcome for one in found for outcome in ProcessSession(recorder, one).outcomes()]
-        selection_state.save_state(sitting.state, sitting.asked.given, sitting.asked.commit, outcomes, sitting.now, sitting.loaded)
+        selection_state.save_state(session.state, session.asked.given, session.asked.commit, outcomes, session.now, session.loaded)
 
     def _globs(self, name: str) -> list[str]:
         """Globs of the ini file: relative to the project, or to pytest's root below it."""
-        given = [str(glob) for glob in self._sitting.config.getini(name)]
-        below = self._sitting.below
+        given = [str(glob) for glob in self._session.config.getini(name)]
+        below = self._session.below
         return [*given, *(f"{below}/{glob}" for glob in given)] if below else given
 
     def _evidence(self) -> list[evidence.Evidence]:
-        if self._sitting.role == "single":
-            return [self._with_children(self._journal.take(), self._sitting.directory)]
-        found = []
-        for path in sorted(self._sitting.directory.glob(f"*/{JOURNAL}")):
-            found.append(self._with_children(evidence.read_evidence(path), path.parent))
-        return found
-
-    def _with_children(self, one: evidence.Evidence, directory: Path) -> evidence.Evidence:
-        if (directory / "trace").exists():
-            one.children = list(read_children(directory / "trace"))
-        return one
+        if self._session.role == "single":
+            found = [(self._journal.take(), self._session.directory)]
+        else:
+            paths = sorted(self._session.directory.glob(f"*/{JOURNAL}"))
+            found = [(evidence.read_evidence(path), path.parent) for path in paths]
+        for one, directory in found:
+            one.children = list(read_children(directory / "trace"))  # none where that is absent
+        return [one for one, _ in found]

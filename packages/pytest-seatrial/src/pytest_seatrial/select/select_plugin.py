@@ -8,13 +8,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from pytest_seatrial.select.recording import Contexts, Recording
-    from pytest_seatrial.select.selection_session import SelectionSession
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,69 +28,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     why = bool(asked.seatrial_select_why)
     if not (asked.seatrial_select or why or asked.seatrial_record):
         return
-    from pytest_seatrial.select.recording import Recording
+    from pytest_seatrial.select.recording import Selection
     from pytest_seatrial.select.selection_session import SelectionSession
 
     select = not asked.seatrial_record  # which wins over both of the others
     picked = bool(asked.keyword) or any("::" in str(one) for one in asked.file_or_dir)
-    sitting = SelectionSession.begin(early_config, select=select, why=why, picked=picked)
-    early_config.add_cleanup(sitting.close)
-    recording = Recording(sitting)
-    early_config.add_cleanup(recording.stop)
-    selection = Selection(sitting, recording)
+    session = SelectionSession.begin(early_config, select=select, why=why, picked=picked)
+    early_config.add_cleanup(session.close)
+    selection = Selection(session)
+    early_config.add_cleanup(selection.stop)
     early_config.pluginmanager.register(selection, "seatrial_selection")
-    if sitting.role != "controller":
-        selection.contexts = recording.start()
-        early_config.pluginmanager.register(selection.contexts, "seatrial_contexts")
-
-
-class Selection:
-    """The hooks of a session that selects or records."""
-
-    def __init__(self, sitting: SelectionSession, recording: Recording) -> None:
-        self._sitting = sitting
-        self._recording = recording
-        self.contexts: Contexts | None = None
-
-    def left_some_out(self) -> bool:
-        """Whether there are tests that do not run, since they passed and nothing of theirs changed."""
-        chosen = self._sitting.decided()
-        return chosen is not None and chosen.selected < chosen.of
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self) -> None:
-        self._sitting.common()
-
-    def pytest_report_header(self) -> list[str]:
-        """Why everything will run, before it does."""
-        asked = self._sitting.asked
-        told = self._sitting.start().told if asked.select and not asked.picked else ""
-        return [f"seatrial: every test runs: the map is not trusted: {told}"] if told else []
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        asked = self._sitting.asked
-        if not asked.select or asked.picked or self.contexts is None:
-            return
-        with self.contexts.aside():
-            choices = self._sitting.choose(items)
-        left = [item for item, choice in zip(items, choices, strict=True) if choice.why is None]
-        if left:
-            config.hook.pytest_deselected(items=left)
-            items[:] = [item for item, choice in zip(items, choices, strict=True) if choice.why is not None]
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        chosen = self._sitting.decided()
-        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and chosen and chosen.of and not chosen.selected:
-            session.exitstatus = pytest.ExitCode.OK
-        self._recording.finish()
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        chosen = self._sitting.decided()
-        asked = self._sitting.asked
-        lines = chosen.summary() if chosen else []
-        if asked.select and asked.picked:
-            lines = ["seatrial: tests were chosen on the command line: nothing was left out"]
-        for line in [*lines, *self._recording.told]:
-            terminalreporter.write_line(line)
+    if session.role != "controller":
+        early_config.pluginmanager.register(selection.start(), "seatrial_contexts")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,11 +21,11 @@ from typing import NamedTuple, Self
 
 import pytest
 
-from pytest_seatrial.select import choose_tests, selection_state
-from pytest_seatrial.select.choose_tests import Choice, Why, choose_affected
-from pytest_seatrial.select.dependencies import Common
+from pytest_seatrial.safe_git import GitRefused, command_line, environment
+from pytest_seatrial.select import selection_state
 from pytest_seatrial.select.project_files import Project
-from pytest_seatrial.select.source_digests import Digests, Shelf
+from pytest_seatrial.select.selection_state import Choice, Why, choose_affected
+from pytest_seatrial.select.source_digests import ABSENT, Digests, Shelf, Version, sha
 
 MARK = "swept"
 DAY_S = 86_400.0
@@ -58,6 +60,61 @@ DIRECTORY = ".seatrial-select"
 MINUTE_S, STALE_S = 60.0, 86_400.0
 
 
+# Options that say how tests are run, not what they find.
+HOW = frozenset(
+    (
+        *("numprocesses", "maxprocesses", "maxworkerrestart", "dist", "tx", "distload", "rsyncdir", "rsyncignore", "testrunuid", "px"),
+        *("looponfail", "loadscopereorder", "loadgroup", "maxschedchunk", "quiet"),
+    )
+)
+# Options of pytest itself under which the same test may end otherwise.
+OUTCOME = ("runxfail", "pythonwarnings", "override_ini")
+VERSION = "version of selection"
+
+
+def environment_key(config: pytest.Config, root: Path) -> dict[str, str]:
+    """The circumstances of a session, each under the word that is shown when it differs."""
+    own = sorted(Path(__file__).parent.rglob("*.py"))  # what a digest means, and what is noticed at all, changes with our text
+    found: set[str] = set()
+    for entry in sys.path:
+        try:
+            found.update(path.name for path in Path(entry or ".").iterdir() if path.name.endswith((".dist-info", ".egg-info")))
+        except OSError:
+            continue
+    # Newer versions of pytest keep the options of the ini file under another name, and wrap their values.
+    ini = dict(config.inicfg if (inner := getattr(config, "_inicfg", None)) is None else inner)
+    return {
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "root": str(root),
+        VERSION: sha(b"\0".join(path.read_bytes() for path in own)),
+        "set of distributions": sha("\n".join(sorted(found)).encode()),
+        "set of pytest options": sha("\n".join(sorted(f"{key}={getattr(value, 'value', value)!r}" for key, value in ini.items())).encode()),
+    }
+
+
+def _git(repo: Path, *arguments: str) -> str | None:
+    """What git prints; None where it fails, or says no."""
+    try:
+        call, env = command_line(repo, *arguments), environment(repo)
+        done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired, GitRefused):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _commit(root: Path) -> str:
+    """HEAD, or "" where there is no git."""
+    if "GIT_DIR" not in os.environ and not any((above / ".git").exists() for above in (root, *root.parents)):
+        return ""  # git would say so too, after a process more
+    return (_git(root, "rev-parse", "--verify", "HEAD") or "").strip()
+
+
+def _top(root: Path) -> Path:
+    """The top of the git repository that `root` belongs to; `root` itself where there is none, or where git ignores it."""
+    above = next((one for one in (root, *root.parents) if (one / ".git").exists()), root)
+    return root if above != root and _git(above, "check-ignore", "-q", str(root)) is not None else above
+
+
 class SelectionRequest(NamedTuple):
     """What the controller settles for all its workers."""
 
@@ -81,7 +138,6 @@ class Chosen(NamedTuple):
     lines: list[str]
 
     def summary(self) -> list[str]:
-        """The lines of the terminal summary."""
         if self.told:
             return [*self.lines, f"seatrial: {self.selected} of {self.of} tests selected: the map is not trusted: {self.told}"]
         if not self.selected and self.of:
@@ -107,10 +163,11 @@ class SelectionSession:
         self.lock = -1
         self.chosen: Chosen | None = None
         self._before = before
-        self._common: Common | None = None
-        self.below = _below(config, self.root)
+        self._common: tuple[Version, ...] = ()
+        below = Path(os.path.realpath(config.rootpath)).relative_to(self.root).as_posix()
+        self.below = "" if below == "." else below
         self.project = Project.walk(self.root, asked.path, self.below)
-        self.loaded = self._load() if asked.select and not asked.picked else None
+        self.loaded = selection_state.load_state(self.state, asked.given) if asked.select and not asked.picked else None
         self.digests = self._digests()
 
     @classmethod
@@ -125,43 +182,45 @@ class SelectionSession:
             own.mkdir()
             return cls(config, "worker", own, asked, before)
         root = project_root(config)
-        asked = SelectionRequest(select, why, picked, choose_tests.commit(root), choose_tests.environment_key(config, root), list(sys.path))
+        asked = SelectionRequest(select, why, picked, _commit(root), environment_key(config, root), list(sys.path))
         directory, lock = _directory(state_path(config).parent / DIRECTORY)
         (directory / "asked.json").write_text(json.dumps(asked._asdict()))
         namespace = config.known_args_namespace
         spread = bool(getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None))
         if spread:
             os.environ[VARIABLE] = str(directory)
-        sitting = cls(config, "controller" if spread else "single", directory, asked, before)
-        sitting.lock = lock
-        return sitting
-
-    def _load(self) -> selection_state.Loaded:
-        return selection_state.load_state(self.state, self.asked.given)
+        session = cls(config, "controller" if spread else "single", directory, asked, before)
+        session.lock = lock
+        return session
 
     def _digests(self) -> Digests:
-        return Digests(self.project, Shelf(cache_place(), self.asked.given[choose_tests.VERSION]))
+        return Digests(self.project, Shelf(cache_place(), self.asked.given[VERSION]))
 
     def start(self) -> selection_state.Loaded:
         """What the state file says; who only records has not read it before the end."""
         if self.loaded is None:
-            self.loaded = self._load()
+            self.loaded = selection_state.load_state(self.state, self.asked.given)
         return self.loaded
 
     def forget(self) -> None:
         """What is not needed any more would be looked through by every garbage collection until the process ends."""
         self.loaded, self.digests = None, self._digests()
 
-    def common(self) -> Common:
-        """Dependencies that are no files; first asked for when the session begins, since tests may change options."""
-        if self._common is None:
-            self._common = Common(choose_tests.options(self.config, self._before), choose_tests.command(self.config))
+    def common(self) -> tuple[Version, ...]:
+        """Dependencies of every test that are no files; read when the session begins, since tests may change options."""
+        if not self._common:
+            values = vars(self.config.option)
+            project = {key: value for key, value in values.items() if key not in self._before and key not in HOW}
+            command = {key: values.get(key) for key in OUTCOME}
+            for which, found in (("project", project), ("command line", command)):
+                text = "\n".join(f"{key}={value!r}" for key, value in sorted(found.items()))
+                self._common += (("", f"@options of the {which}", sha(text.encode("utf-8", "surrogateescape"))),)
         return self._common
 
     def now(self, path: str, block: str) -> str:
         """The digest of a dependency today, files or not."""
         if not path and block.startswith("@"):
-            return self.common().now(block)
+            return next((digest for _, name, digest in self.common() if name == block), ABSENT)
         return self.digests.now(path, block)
 
     def choose(self, items: list[pytest.Item]) -> list[Choice]:
@@ -216,12 +275,7 @@ def state_path(config: pytest.Config) -> Path:
 
 
 def project_root(config: pytest.Config) -> Path:
-    return choose_tests.top(Path(os.path.realpath(config.rootpath)))
-
-
-def _below(config: pytest.Config, root: Path) -> str:
-    below = Path(os.path.realpath(config.rootpath)).relative_to(root).as_posix()
-    return "" if below == "." else below
+    return _top(Path(os.path.realpath(config.rootpath)))
 
 
 def _own_directory(above: Path) -> Path:

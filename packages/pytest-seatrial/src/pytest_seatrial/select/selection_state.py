@@ -1,4 +1,4 @@
-"""The state file: one sqlite file beside the project's tests, written once at the end of a session by one process.
+"""Which tests a change can reach, and the state file that says so: one sqlite file, written once at the end of a session by one process.
 
 - `load` gives what is known, or nothing and the reason: another schema, Python, root, distributions or pytest options are not trusted.
 - A damaged file is set aside under another name and said so; it never breaks a session. One that is locked, or that cannot be opened, is
@@ -14,14 +14,125 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_seatrial.select.choose_tests import Changed, Known, Now
-from pytest_seatrial.select.source_digests import Version, sha
+from pytest_seatrial.select.source_digests import ABSENT, EXISTS, IMPORTS, LEVEL, LISTING, UNSETTLED, WHOLE, Version, sha
+
+Now = Callable[[str, str], str]
+
+SKIPPED: Version = ("", "@skipped", UNSETTLED)  # all that is recorded of a test that skipped itself: it never holds
+
+
+class Why(StrEnum):
+    """The reasons, in the order of the summary."""
+
+    AFFECTED = "affected"
+    NEW = "new"
+    FAILED = "failed before"
+    SKIPPED = "skipped before"
+
+
+@dataclass(slots=True)
+class Known:
+    """What the state file says: versions and sets by number, records of a test newest first."""
+
+    versions: dict[int, Version] = field(default_factory=dict)
+    sets: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    records: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    failed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One test: selected with a reason, or left out (`why` is None)."""
+
+    test: str
+    why: Why | None
+    detail: str = ""
+    path: str = ""
+    by: str = ""  # what else than a file
+
+    def line(self) -> str:
+        return f"{self.test}: {self.why}" + (f": {self.detail}" if self.detail else "")
+
+
+def choose_affected(known: Known, now: Now, tests: Sequence[str]) -> list[Choice]:
+    changed = Changed(known, now)
+    return [_choice(known, changed, test) for test in tests]
+
+
+class Changed:
+    """The first changed version of each set, looked up once per set."""
+
+    def __init__(self, known: Known, now: Now) -> None:
+        self._known = known
+        self._now = now
+        self._found: dict[int, Version | None] = {}
+
+    def of(self, sets: Iterable[int]) -> Version | None:
+        for one in sets:
+            if one not in self._found:
+                self._found[one] = self._first(one)
+            if (found := self._found[one]) is not None:
+                return found
+        return None
+
+    def _first(self, number: int) -> Version | None:
+        members = self._known.sets.get(number)
+        if members is None:
+            return ("", f"set {number}", "missing from the state file")
+        for member in members:
+            version = self._known.versions.get(member)
+            if version is None:
+                return ("", f"version {member}", "missing from the state file")
+            path, block, digest = version
+            if digest == UNSETTLED or self._now(path, block) != digest:
+                return version
+        return None
+
+
+def _choice(known: Known, changed: Changed, test: str) -> Choice:
+    if test in known.failed:
+        return Choice(test, Why.FAILED)
+    first: Version | None = None
+    for sets in known.records.get(test, ()):
+        found = changed.of(sets)
+        if found is None:
+            return Choice(test, None)
+        first = first or found
+    if first is None:
+        return Choice(test, Why.NEW)
+    if first == SKIPPED:
+        return Choice(test, Why.SKIPPED)
+    path, block, _ = first
+    if not path and block.startswith("@"):
+        return Choice(test, Why.AFFECTED, describe(first), by=describe(first))
+    return Choice(test, Why.AFFECTED, describe(first), path or ("." if block in (WHOLE, LISTING, EXISTS) else ""))
+
+
+def describe(version: Version) -> str:
+    path, block, digest = version
+    if digest == UNSETTLED:
+        return f"{path or 'the root'} was written while the test ran"
+    if digest == ABSENT:
+        return f"{path or 'the root'} was absent" if block in (WHOLE, LISTING, EXISTS) else f"{path}: {block or 'module level'} was absent"
+    if block == LEVEL:
+        return f"{path}: module level"
+    if block in (WHOLE, EXISTS):
+        return path
+    if block == LISTING:
+        return f"{path or '.'}: names in the directory"
+    if block == IMPORTS:
+        return f"{path}: what its imports reach"
+    if block.startswith("@"):
+        return f"other {block[1:]}"
+    return f"{path}: {block}" if path else block
+
 
 SCHEMA = 6
 WAIT_S = 30.0
@@ -70,15 +181,6 @@ class Rows:
         versions = [(number, _stored(path), block, digest) for number, (path, block, digest) in self.versions.items()]
         records = [(number, test, commit, text) for test, own in self.records.items() for commit, (number, text) in own.items()]
         return _seal(sorted(versions), sorted(self.sets.items()), sorted(records), self.failed)
-
-
-class _Added:
-    """Rows that are not in the file yet."""
-
-    def __init__(self) -> None:
-        self.versions: list[_VersionRow] = []
-        self.sets: list[_SetRow] = []
-        self.records: list[_RecordRow] = []
 
 
 @dataclass(eq=False, repr=False)
@@ -242,7 +344,9 @@ class _Writing:
         self._set = max(given.get("sets", 0), *self._rows.sets, 0)
         self._record = base.execute("select coalesce(max(id), 0) from records").fetchone()[0]
         self._changed: Changed | None = None
-        self._added = _Added()
+        self._new_versions: list[_VersionRow] = []
+        self._new_sets: list[_SetRow] = []
+        self._new_records: list[_RecordRow] = []
         self._gone: list[tuple[int]] = []
 
     def fail(self, test: str, now: Now) -> None:
@@ -264,7 +368,7 @@ class _Writing:
             self._gone.append((own.pop(commit)[0],))
         self._record += 1
         own[commit] = self._record, text
-        self._added.records.append((self._record, test, commit, text))
+        self._new_records.append((self._record, test, commit, text))
         while len(own) > COMMITS:
             self._gone.append((own.pop(next(iter(own)))[0],))
 
@@ -278,33 +382,32 @@ class _Writing:
             text = f"{text} {number}" if text else str(number)
         return text
 
-    def _number(self, one: frozenset[Version]) -> int:
-        return self._stored[one] if one in self._stored else self._store(one)
-
-    def _store(self, versions: frozenset[Version]) -> int:
+    def _number(self, versions: frozenset[Version]) -> int:
+        if versions in self._stored:
+            return self._stored[versions]
         for version in versions:
             if version not in self._versions:
                 self._version += 1
                 self._versions[version] = self._version
                 self._rows.versions[self._version] = version
-                self._added.versions.append((self._version, _stored(version[0]), *version[1:]))
+                self._new_versions.append((self._version, _stored(version[0]), *version[1:]))
         members = array("q", sorted([self._versions[version] for version in versions])).tobytes()
         if members not in self._sets:
             self._set += 1
             self._sets[members] = self._set
             self._rows.sets[self._set] = members
-            self._added.sets.append((self._set, members))
+            self._new_sets.append((self._set, members))
         self._stored[versions] = self._sets[members]
         return self._sets[members]
 
     def flush(self) -> None:
         """Write what is new, with a new seal; nothing, when nothing is."""
-        rows, added, base = self._rows, self._added, self._base
-        if self._loaded.seal and not (added.sets or added.records or self._gone) and rows.failed == self._failed:
+        rows, base = self._rows, self._base
+        if self._loaded.seal and not (self._new_sets or self._new_records or self._gone) and rows.failed == self._failed:
             return
-        base.executemany("insert into versions values (?, ?, ?, ?)", added.versions)
-        base.executemany("insert into sets values (?, ?)", added.sets)
-        base.executemany("insert into records values (?, ?, ?, ?)", added.records)
+        base.executemany("insert into versions values (?, ?, ?, ?)", self._new_versions)
+        base.executemany("insert into sets values (?, ?)", self._new_sets)
+        base.executemany("insert into records values (?, ?, ?, ?)", self._new_records)
         base.executemany("delete from records where id = ?", self._gone)
         base.executemany("delete from failed where test = ?", [(test,) for test in self._failed - rows.failed])
         base.executemany("insert into failed values (?)", [(test,) for test in rows.failed - self._failed])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_seatrial.select.project_files import Import, Project, heard, imports, resolve, stamp
+from pytest_seatrial.select.project_files import Import, Project, counts, imports, resolve, stamp
 from pytest_seatrial.select.trace import instrument, memoized
 from pytest_seatrial.select.trace.instrument import Slice, half, look
 
@@ -30,7 +30,11 @@ def other(tree: ast.Module) -> Other:
     """Look at one file; does not change the tree."""
     found: dict[str, set[str]] = {}
     kept: set[str] = set()
-    for node, inside in _nodes(tree):
+    pending: list[tuple[ast.AST, bool]] = [(tree, False)]  # with whether it stands inside a function
+    while pending:
+        node, inside = pending.pop()
+        within = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        pending.extend((child, within) for child in ast.iter_child_nodes(node))
         for name, value in _given(node):
             keeps = memoized.caches(value)
             if keeps:
@@ -47,16 +51,6 @@ def other(tree: ast.Module) -> Other:
         if node.decorator_list
     }
     return Other({name: frozenset(words - {name}) for name, words in found.items() if words - {name}}, frozenset(kept), decorators)
-
-
-def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node, and whether it stands inside a function."""
-    pending: list[tuple[ast.AST, bool]] = [(tree, False)]
-    while pending:
-        node, inside = pending.pop()
-        yield node, inside
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        pending.extend((child, inside) for child in ast.iter_child_nodes(node))
 
 
 def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -84,24 +78,18 @@ def _words(value: ast.AST, *, called: bool) -> Iterator[str]:
         elif isinstance(node, ast.Call) and not called:
             inner = node.func
             pending.extend([*node.args, *(part.value for part in node.keywords)])
-            if not isinstance(inner, ast.Name | ast.Attribute) or _is_class(inner):
+            name = memoized.last(inner)
+            if not name or name.lstrip("_")[:1].isupper():  # called like a class: its instances do things later
                 pending.append(inner)
         else:
             pending.extend(ast.iter_child_nodes(node))
-
-
-def _is_class(node: ast.Name | ast.Attribute) -> bool:
-    """Whether it is called like a class: its instances do things later."""
-    name = node.attr if isinstance(node, ast.Attribute) else node.id
-    return name.lstrip("_")[:1].isupper()
 
 
 class SourceFacts(NamedTuple):
     """One content of a Python file; `level` holds names used at module level outside import statements."""
 
     blocks: dict[str, str]
-    halves: dict[int, str]
-    """Blocks by their part of a number (`trace.blocks`)."""
+    halves: dict[int, str]  # blocks by their part of a number (`trace.blocks`)
     imports: tuple[Import, ...]
     mentions: dict[str, frozenset[str]]
     sticky: frozenset[str]
@@ -128,10 +116,8 @@ def sha(data: bytes) -> str:
 
 
 def facts(source: bytes) -> SourceFacts:
-    """Look at one content."""
     try:
         tree = instrument.parse_source(source)
-        instrument.check_source(source)
     except instrument.BROKEN:
         return SourceFacts({"*": sha(source)}, {}, (), {}, frozenset(), {}, {}, frozenset(), frozenset(), Other({}, frozenset(), {}))
     imported, level, names = tuple(imports(tree)), frozenset(_level(tree)), other(tree)
@@ -189,19 +175,15 @@ Version = tuple[str, str, str]
 
 
 class Digests:
-    """Digests of the project as it stands."""
-
     def __init__(self, project: Project, look: Callable[[bytes], SourceFacts] = facts) -> None:
         self.project = project
         self._look = look
-        self._content: dict[str, str | None] = {}
         self._facts: dict[str, SourceFacts] = {}
         self._targets: dict[str, frozenset[str]] = {}
         self._now: dict[tuple[str, str], str] = {}
         self._same: dict[str, bool] = {}
 
     def now(self, path: str, block: str) -> str:
-        """The digest of a block of `path` today."""
         key = (path, block)
         if key not in self._now:
             self._now[key] = self._find(path, block)
@@ -209,17 +191,17 @@ class Digests:
 
     def version(self, path: str, block: str) -> Version:
         """A dependency as it is recorded now: with `UNSETTLED` for what changed since the session began."""
-        if block == EXISTS:
-            # Records speak of how a session began: what is made on the way by a test or a tool was not there.
-            return path, block, self.now(path, block) if self._settled(path, block) else self.project.kind(path)
-        return path, block, self.now(path, block) if self._settled(path, block) else UNSETTLED
+        if self._settled(path, block):
+            return path, block, self.now(path, block)
+        # Records speak of how a session began: what is made on the way by a test or a tool was not there.
+        return path, block, self.project.kind(path) if block == EXISTS else UNSETTLED
 
     def _settled(self, path: str, block: str) -> bool:
         """Whether this is as it was when the session began; what was not looked at then is taken as it is."""
         if path not in self._same:
             names = self.project.names.get(path)
             if names is not None or _is_dir(self.project.root / path):
-                self._same[path] = names is not None and _names(self.project.root / path) == frozenset(filter(heard, names))
+                self._same[path] = names is not None and _names(self.project.root / path) == frozenset(filter(counts, names))
             else:
                 known = path if path in self.project.stamps else self.project.relative(path)  # a link on the way has another name
                 self._same[path] = known is None or stamp(self.project.root / path) == self.project.stamps.get(known)
@@ -229,15 +211,15 @@ class Digests:
 
     def facts(self, path: str) -> SourceFacts | None:
         """Facts of a Python file, None when it is not there."""
-        if path not in self._facts:
-            data = self._read(path)
-            if data is None:
-                return None
+        if path not in self._facts and (data := self._read(path)) is not None:
             self._facts[path] = self._look(data)
-        return self._facts[path]
+        return self._facts.get(path)
+
+    def mentions(self, path: str, block: str) -> frozenset[str]:
+        found = self.facts(path) if path.endswith(".py") else None
+        return found.mentions.get(block, frozenset()) if found else frozenset()
 
     def targets(self, path: str) -> frozenset[str]:
-        """Files that `path` imports, by its text."""
         if path not in self._targets:
             found = self.facts(path)
             self._targets[path] = resolve(path, found.imports, self.project) if found else frozenset()
@@ -245,9 +227,13 @@ class Digests:
 
     def _find(self, path: str, block: str) -> str:
         if block == LISTING:
-            return self._listing(path)
+            names = _names(self.project.root / path)
+            return ABSENT if names is None else sha("\n".join(sorted(names)).encode("utf-8", "surrogateescape"))
         if block == WHOLE:
-            return self._whole(path)
+            if _is_dir(self.project.root / path):
+                return "directory"
+            data = self._read(path)
+            return ABSENT if data is None else sha(data)
         if block == EXISTS:
             return self._kind(path)
         found = self.facts(path)
@@ -259,21 +245,9 @@ class Digests:
             return f"unreadable {found.blocks[WHOLE]}"
         return found.blocks.get(block, ABSENT)
 
-    def _whole(self, path: str) -> str:
-        if _is_dir(self.project.root / path):
-            return "directory"
-        if path not in self._content:
-            data = self._read(path)
-            self._content[path] = None if data is None else sha(data)
-        return self._content[path] or ABSENT
-
     def _kind(self, path: str) -> str:
         place = self.project.root / path
         return "directory" if _is_dir(place) else "file" if os.path.exists(place) else ABSENT  # noqa: PTH110  # as _is_dir
-
-    def _listing(self, path: str) -> str:
-        names = _names(self.project.root / path)
-        return ABSENT if names is None else sha("\n".join(sorted(names)).encode("utf-8", "surrogateescape"))
 
     def _read(self, path: str) -> bytes | None:
         try:
@@ -290,6 +264,6 @@ def _is_dir(path: Path) -> bool:
 def _names(directory: Path) -> frozenset[str] | None:
     """Names in a directory, without those that tools keep for themselves."""
     try:
-        return frozenset(filter(heard, (path.name for path in directory.iterdir())))
+        return frozenset(filter(counts, (path.name for path in directory.iterdir())))
     except (OSError, ValueError):
         return None

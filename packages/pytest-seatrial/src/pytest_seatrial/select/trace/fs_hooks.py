@@ -35,8 +35,6 @@ OPENERS = (*PASSED_ON, "<frozen codecs>", "<frozen io>", f"{LIBRARY}tokenize.py"
 
 
 class AuditHook:
-    """The audit hook of one recorder."""
-
     def __init__(self, recorder: TraceRecorder) -> None:
         self.recorder = recorder
         self._spawned: tuple[int, dict[tuple[str, str], int]] = (-1, {})
@@ -47,7 +45,7 @@ class AuditHook:
             "subprocess.Popen": self._popen,
             "os.posix_spawn": self._exec,
             "os.exec": self._exec,
-            "os.system": self._system,
+            "os.system": lambda command: self._spawn(["/bin/sh", "-c", command], None, None),
             "os.remove": self._written,
             "os.rename": self._moved,
             "os.link": self._linked,
@@ -55,16 +53,15 @@ class AuditHook:
             "os.mkdir": self._made,
             "os.rmdir": self._written,
             "os.truncate": self._written,
-            "import": self._extension,
+            "import": lambda _, path, *__: self.recorder.tell_names(READ, path) if isinstance(path, str) else None,
             "ctypes.dlopen": self._read_any,
             "sqlite3.connect": self._database,
             "pickle.find_class": self._unpickled,
-            "cpython.run_file": self._script,
-            "os.fork": self._forked,
+            "cpython.run_file": lambda path: self.recorder.tell_names(WHOLE, path if isinstance(path, str) else ""),
+            "os.fork": lambda: self.recorder.called(STARTED, sys._getframe(2)),
         }
 
     def install(self) -> None:
-        """Listen until `recorder.stop`."""
         table, recorder = self.table, self.recorder
 
         def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -88,8 +85,13 @@ class AuditHook:
         self._opened(name, flags)
         if mode is None and not os.path.isabs(name):
             # os.open, which may be relative to a descriptor; the event does not say to which.
-            for directory in _open_directories():
-                if self.recorder.tree.directory(directory) is not None:
+            for directory in {of_descriptor(number) for number in os.listdir("/proc/self/fd")}:
+                if (
+                    directory
+                    and directory.startswith("/")
+                    and os.path.isdir(directory)
+                    and self.recorder.tree.directory(directory) is not None
+                ):
                     self._opened(os.path.join(directory, name), flags)
 
     def _opened(self, name: str, flags: int) -> None:
@@ -97,14 +99,14 @@ class AuditHook:
         if access != os.O_WRONLY and not flags & os.O_TRUNC:
             self._read(name)
         if access != os.O_RDONLY:
-            self._tell(WRITE, name)
+            self.recorder.tell_names(WRITE, name)
 
     def _read(self, name: str) -> None:
         if name.endswith(".pyc") and "__pycache__" in name:
             directory, file = os.path.split(os.path.dirname(os.path.abspath(name)))[0], os.path.basename(name)
-            self._tell(WHOLE, os.path.join(directory, file.split(".")[0] + ".py"))
+            self.recorder.tell_names(WHOLE, os.path.join(directory, file.split(".")[0] + ".py"))
         elif not (name.endswith(".py") and self._for_a_tool(sys._getframe(1))):
-            self._tell(READ, name)
+            self.recorder.tell_names(READ, name)
             self._through(name, sys._getframe(1))
 
     def _through(self, name: str, frame: FrameType | None) -> None:
@@ -131,7 +133,7 @@ class AuditHook:
     def _read_any(self, path: object, *rest: object) -> None:  # noqa: ARG002
         name = _text(path)
         if name is not None and "/" in name:
-            self._tell(READ, name)
+            self.recorder.tell_names(READ, name)
 
     def _database(self, path: object, *rest: object) -> None:  # noqa: ARG002
         name = _text(path)
@@ -139,14 +141,7 @@ class AuditHook:
             name = name[5:].partition("?")[0].partition("#")[0].removeprefix("//")
         if name and name != ":memory:":
             # One that is not there is made by connecting.
-            self._tell(READ if os.access(name, os.F_OK) else WRITE, name)
-
-    def _extension(self, name: object, path: object, *rest: object) -> None:  # noqa: ARG002
-        if isinstance(path, str):
-            self._tell(READ, path)
-
-    def _script(self, path: object) -> None:
-        self._tell(WHOLE, path if isinstance(path, str) else "")
+            self.recorder.tell_names(READ if os.access(name, os.F_OK) else WRITE, name)
 
     def _written(self, path: object, *rest: object) -> None:
         name = _text(path)
@@ -154,7 +149,7 @@ class AuditHook:
         if name is not None and descriptor is not None and not os.path.isabs(name) and len(rest) <= 2:
             name = os.path.join(of_descriptor(descriptor) or "", name)
         if name is not None:
-            self._tell(WRITE, name)
+            self.recorder.tell_names(WRITE, name)
 
     def _made(self, path: object, *rest: object) -> None:
         name = _text(path)
@@ -169,15 +164,15 @@ class AuditHook:
         if relative is not None:
             self.recorder.tell(LOAD, "", relative)
 
-    def _moved(self, source: object, target: object, *rest: object) -> None:  # noqa: ARG002
-        self._written(source)
-        self._written(target)
-
     def _linked(self, source: object, target: object, *rest: object) -> None:  # noqa: ARG002
         """A link writes nothing but itself; what a hard link shows cannot be told apart from its source later."""
         name = _text(source)
         if name is not None:
-            self._tell(READ, name)
+            self.recorder.tell_names(READ, name)
+        self._written(target)
+
+    def _moved(self, source: object, target: object, *rest: object) -> None:  # noqa: ARG002
+        self._written(source)
         self._written(target)
 
     def _list(self, path: object) -> None:
@@ -196,12 +191,6 @@ class AuditHook:
         # Trying one directory after the other, and subprocess by posix_spawn, tell the same thing again: it counts once.
         self._spawn(list(args) if isinstance(args, Sequence) else [path], None, env, count=False)
 
-    def _forked(self) -> None:
-        self.recorder.called(STARTED, sys._getframe(2))
-
-    def _system(self, command: object) -> None:
-        self._spawn(["/bin/sh", "-c", command], None, None)
-
     def _spawn(self, args: list[Any], cwd: object, env: object, *, count: bool = True) -> None:
         self.recorder.called(STARTED, sys._getframe(3))  # over the handler and the hook
         argv = json.dumps([_text(part) or "" for part in args])
@@ -215,15 +204,9 @@ class AuditHook:
         times = self._spawned[1][argv, place] = self._spawned[1].get((argv, place), 0) + count
         self.recorder.tell(SPAWN, argv, place if times < 2 else f"{place}\0{times}")
 
-    def _tell(self, kind: str, name: str) -> None:
-        for relative in self.recorder.tree.names(name):
-            self.recorder.tell(kind, relative)
-
 
 def _text(path: object) -> str | None:
-    if isinstance(path, (str, bytes, os.PathLike)):
-        return os.fsdecode(path)
-    return None
+    return os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else None
 
 
 def _reports(env: object) -> bool:
@@ -234,13 +217,7 @@ def _reports(env: object) -> bool:
     return "SEATRIAL_SELECT" in given and START in os.fsdecode(given.get("PYTHONPATH", "")).split(os.pathsep)
 
 
-def _open_directories() -> list[str]:
-    found = {of_descriptor(number) for number in os.listdir("/proc/self/fd")}
-    return [name for name in found if name is not None and name.startswith("/") and os.path.isdir(name)]
-
-
 def of_descriptor(number: object) -> str | None:
-    """The path of an open file."""
     try:
         return os.readlink(f"/proc/self/fd/{number}")
     except OSError:
@@ -264,9 +241,6 @@ def is_tool(recorder: TraceRecorder, name: str) -> bool:
     return any(part in name for part in NOT_TESTS) and recorder.tree.source(name) is None
 
 
-# Paths are text here: pathlib may not be loaded yet, and what it does is watched.
-
-
 PATH_FUNCTIONS = ("exists", "lexists", "isfile", "isdir")
 METHODS = ("exists", "is_file", "is_dir", "is_symlink", "is_mount", "is_fifo", "is_socket", "is_block_device", "is_char_device")
 ABILITIES = (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks)
@@ -275,14 +249,11 @@ LINECACHE, SHUTIL = f"{LIBRARY}linecache.py", f"{LIBRARY}shutil.py"
 
 
 class QuestionHooks:
-    """The wrappers of one recorder."""
-
     def __init__(self, recorder: TraceRecorder) -> None:
         self.recorder = recorder
         self._tools: dict[str, bool] = {}
 
     def install(self) -> None:
-        """Wrap what is there."""
         for name in PATH_FUNCTIONS:
             for module in (posixpath, genericpath):
                 if hasattr(module, name):
@@ -294,7 +265,6 @@ class QuestionHooks:
                 self.after(sys.modules[name])
 
     def after(self, module: ModuleType) -> None:
-        """Wrap what was imported just now."""
         name = getattr(module, "__name__", "")
         if name == "pathlib":
             for method in METHODS:
@@ -373,8 +343,7 @@ class QuestionHooks:
         name, descriptor = os.fsdecode(path), given.get("dir_fd")
         if descriptor is not None:
             name = os.path.join(of_descriptor(descriptor) or "", name)
-        for relative in self.recorder.tree.names(name):
-            self.recorder.tell(kind, relative)
+        self.recorder.tell_names(kind, name)
 
     def _looked_for(self, name: Any, given: Mapping[str, Any]) -> None:
         """Whether there is such a module; a relative name is left to those who import it."""
@@ -385,6 +354,5 @@ class QuestionHooks:
                     self._tell(EXISTS, candidate, given)
 
     def _lines(self, path: Any, given: Mapping[str, Any]) -> None:  # noqa: ARG002
-        relative = self.recorder.tree.source(path) if isinstance(path, str) else None
-        if relative is not None:
+        if isinstance(path, str) and (relative := self.recorder.tree.source(path)) is not None:
             self.recorder.tell(READ, relative)

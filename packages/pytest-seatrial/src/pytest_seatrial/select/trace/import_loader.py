@@ -11,17 +11,19 @@ import re
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_seatrial.select.trace import instrument as kept
-from pytest_seatrial.select.trace.instrument import MODULE, block_number, instrument, numbers
+from pytest_seatrial.select.trace.instrument import BROKEN, MODULE, block_number, instrument, numbers
 from pytest_seatrial.select.trace.trace_events import EXISTS, HIT_NAME, INSTRUMENT_VERSION
 from pytest_seatrial.select.trace.trace_recorder import TraceRecorder
+
+if TYPE_CHECKING:
+    import pytest
 
 Rewrite = Callable[[ast.Module, bytes, str], None]
 
 OTHERS = re.compile(rb"\btorch\s*\.\s*(compile|jit|_dynamo|export)\b|\bfrom\s+torch\s+import\b.*\b(compile|jit)\b|\btriton\b|\bnumba\b")
-BROKEN = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def compiled(source: bytes, path: str, relative: str, cache: str, rewrite: Rewrite | None, salt: str) -> CodeType | None:
@@ -61,8 +63,7 @@ def _load(place: str) -> CodeType | None:
 
 
 FILE = "<frozen importlib._bootstrap_external>"
-OWN = "pytest_seatrial/select/"
-"""Our own modules may be imported by our own loader: they are never instrumented."""
+OWN = "pytest_seatrial/select/"  # our own modules may be imported by our own loader: they are never instrumented
 
 LIBRARY = os.__file__.removesuffix("os.py")
 
@@ -119,7 +120,10 @@ class Imports:
                     before(self, module)
                 finally:
                     recorder.end()
-            _told(recorder, after, module)
+            try:
+                after(module)
+            except Exception as error:  # noqa: BLE001  # the user's import must go on
+                recorder.trouble(f"after the import of {module.__name__}: {type(error).__name__}")
 
         return _hidden(exec_module)
 
@@ -127,7 +131,11 @@ class Imports:
         recorder, before, cache = self.recorder, self.code_before, self.cache
 
         def get_code(self: Any, fullname: str) -> CodeType | None:
-            relative = _claimed(recorder, self.path)
+            relative = None
+            try:
+                relative = recorder.claims(self.path)
+            except Exception as error:  # noqa: BLE001  # Python can load it without us
+                recorder.trouble(f"import of {self.path}: {type(error).__name__}")
             if relative is None:
                 found: CodeType | None = before(self, fullname)
                 return found
@@ -146,21 +154,6 @@ class Imports:
         return _hidden(get_code)
 
 
-def _told(recorder: TraceRecorder, after: After, module: ModuleType) -> None:
-    try:
-        after(module)
-    except Exception as error:  # noqa: BLE001  # the user's import must go on
-        recorder.trouble(f"after the import of {module.__name__}: {type(error).__name__}")
-
-
-def _claimed(recorder: TraceRecorder, path: str) -> str | None:
-    try:
-        return recorder.claims(path)
-    except Exception as error:  # noqa: BLE001  # Python can load it without us
-        recorder.trouble(f"import of {path}: {type(error).__name__}")
-        return None
-
-
 def _prepare(recorder: TraceRecorder, loader: Any, module: ModuleType) -> bool:
     """Say that a module begins; False if it is not the project's, or if that failed."""
     relative = None
@@ -170,8 +163,8 @@ def _prepare(recorder: TraceRecorder, loader: Any, module: ModuleType) -> bool:
             if recorder.running:
                 recorder.outside(loader.path)
             return False
-        if recorder.outer is not None:
-            _tell_outer(recorder.outer, loader.path)
+        if recorder.outer is not None and (named := recorder.outer.tree.source(loader.path)) is not None:
+            recorder.outer.whole(named)
         module.__dict__[HIT_NAME] = recorder.hit
         recorder._local.loading = (loader, module)
         recorder.begin(relative)
@@ -202,12 +195,6 @@ def _foreign(kind: type, get_code: object) -> bool:
     if kind.get_code is not get_code:  # type: ignore[attr-defined]
         return True
     return any(getattr(kind, name) is not getattr(Source, name) for name in ("source_to_code", "get_data", "path_stats"))
-
-
-def _tell_outer(outer: TraceRecorder, path: str) -> None:
-    relative = outer.tree.source(path)
-    if relative is not None:
-        outer.whole(relative)
 
 
 def _hidden(function: Any) -> Any:
@@ -244,7 +231,6 @@ class Import:
         self.recorder = recorder
 
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """As Python's."""
         module = builtins.__import__(name, *args, **kwargs)
         if self.recorder.running:
             for found in (module, sys.modules.get(name)):
@@ -255,14 +241,6 @@ class Import:
         return getattr, (builtins, "__import__")
 
 
-def _by_the_library(frame: FrameType | None) -> bool:
-    """Whether Python's own library asked: it tries modules of other systems."""
-    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    name = frame.f_code.co_filename if frame is not None else ""
-    return name.startswith(LIBRARY) and not name.startswith((f"{LIBRARY}importlib", f"{LIBRARY}site-packages"))
-
-
 class Missing:
     """The last finder: what nobody found may be there tomorrow."""
 
@@ -270,8 +248,12 @@ class Missing:
         self.recorder = recorder
 
     def find_spec(self, name: str, path: Any = None, target: object = None) -> None:  # noqa: ARG002
-        """Never finds anything."""
-        if not self.recorder.running or _by_the_library(sys._getframe(1)):
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+            frame = frame.f_back
+        asker = frame.f_code.co_filename if frame is not None else ""
+        by_library = asker.startswith(LIBRARY) and not asker.startswith((f"{LIBRARY}importlib", f"{LIBRARY}site-packages"))
+        if not self.recorder.running or by_library:  # Python's own library tries modules of other systems
             return
         tail = name.rpartition(".")[2]
         for base in list(sys.path if path is None else path):
@@ -280,3 +262,90 @@ class Missing:
                     relative = self.recorder.tree.relative(candidate)
                     if relative is not None:
                         self.recorder.tell(EXISTS, relative)
+
+
+class Rewriting:
+    """The first finder of the pytest process: modules whose asserts pytest rewrites are rewritten as ever, and instrumented.
+
+    It asks pytest's own hook. What that claims below the root is loaded by us with pytest's `rewrite_asserts` applied; where that function
+    is not what we know, pytest loads the module itself and the file counts as whole.
+    """
+
+    def __init__(self, recorder: TraceRecorder, config: pytest.Config) -> None:
+        self.recorder = recorder
+        self.config = config
+        self.rewrite, self.salt = _rewrite(config)
+
+    def install(self) -> None:
+        """Go first; `recorder.stop` undoes it."""
+        sys.meta_path.insert(0, self)
+        self.recorder.undo.append(lambda: sys.meta_path.remove(self) if self in sys.meta_path else None)
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+        """pytest's answer, with our loader where the file is the project's."""
+        import importlib.util  # children need none of this
+        from pathlib import Path
+
+        hook: Any = next((finder for finder in sys.meta_path if type(finder).__name__ == "AssertionRewritingHook"), None)
+        if hook is None or not self.recorder.running:
+            return None
+        spec: importlib.machinery.ModuleSpec | None = hook.find_spec(name, path, target)
+        if spec is None or spec.origin is None or spec.loader is not hook:
+            return spec
+        relative = self.recorder.tree.source(spec.origin)
+        if relative is None:
+            self.recorder.outside(spec.origin)
+            return spec
+        if self.rewrite is None:
+            loader: Any = _Whole(self.recorder, relative, hook)
+        else:
+            loader = _Rewritten(name, spec.origin)
+            loader.seatrial_rewrite, loader.seatrial_salt = self.rewrite, self.salt
+            names = getattr(hook, "_rewritten_names", None)  # pytest warns of modules that come too late to be rewritten
+            if isinstance(names, dict):
+                names[name] = Path(spec.origin)
+        where = spec.submodule_search_locations
+        return importlib.util.spec_from_file_location(name, spec.origin, loader=loader, submodule_search_locations=where)
+
+
+class _Rewritten(Source):
+    seatrial_rewrite: Any = None
+    seatrial_salt = ""
+
+
+class _Whole:
+    """pytest's loader, with the import seen."""
+
+    def __init__(self, recorder: TraceRecorder, relative: str, hook: Any) -> None:
+        self._recorder, self._relative, self._hook = recorder, relative, hook
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._hook.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._recorder.begin(self._relative)
+        try:
+            self._recorder.whole(self._relative)
+            self._hook.exec_module(module)
+        finally:
+            self._recorder.end()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hook, name)
+
+
+def _rewrite(config: pytest.Config) -> tuple[Any, str]:
+    """pytest's function on a tree, and what it depends on."""
+    try:
+        import pytest
+        from _pytest.assertion.rewrite import rewrite_asserts
+
+        passes = bool(config.getini("enable_assertion_pass_hook"))
+    except (ImportError, ValueError, KeyError):
+        return None, ""
+
+    def rewrite(tree: ast.Module, source: bytes, path: str) -> None:
+        rewrite_asserts(tree, source, path, config)
+
+    return rewrite, f"pytest {pytest.__version__} {passes}"

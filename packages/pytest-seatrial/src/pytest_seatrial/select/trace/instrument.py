@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import os
 import warnings
 from _blake2 import blake2b  # hashlib would load OpenSSL in every child
@@ -13,22 +12,16 @@ from typing import NamedTuple, TypeVar
 from pytest_seatrial.select.trace import memoized
 from pytest_seatrial.select.trace.trace_events import HIT_NAME
 
-BROKEN = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""What parsing raises for text that is no module that Python would run."""
+BROKEN = (SyntaxError, ValueError, RecursionError, MemoryError)  # what parsing raises for text that is no module that Python would run
 
 
 def parse_source(source: bytes) -> ast.Module:
     """The tree; bytes, so that Python itself finds out the encoding. Warnings are the import's business."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(source)
-
-
-def check_source(source: bytes) -> None:
-    """Raise for what can be parsed and is no program all the same: `break` outside of a loop, `await` outside of a coroutine."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        # Raises for what can be parsed and is no program all the same: `break` outside of a loop, `await` outside of a coroutine.
         compile(source, "<checked>", "exec", dont_inherit=True)
+        return ast.parse(source)
 
 
 def functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -42,7 +35,9 @@ def functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.AsyncFu
 
 
 def _named(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for child in _statements(node):
+    # Functions stand in lists of statements only, so expressions need not be looked through.
+    lists = (getattr(node, field, None) for field in ("body", "handlers", "orelse", "finalbody", "cases"))
+    for child in (child for part in lists if isinstance(part, list) for child in part):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield prefix + child.name, child
             yield from _named(child, f"{prefix}{child.name}.<locals>.")
@@ -52,16 +47,7 @@ def _named(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | 
             yield from _named(child, prefix)
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    # Functions stand in lists of statements only, so expressions need not be looked through.
-    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
-        part = getattr(node, field, None)
-        if isinstance(part, list):
-            yield from part
-
-
 def documented(body: list[ast.stmt]) -> bool:
-    """Whether the first statement is a docstring."""
     first = body[0] if body else None
     return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
 
@@ -103,13 +89,7 @@ def cut(tree: ast.Module) -> dict[str, list[ast.stmt]]:
 
 WHOLE = "*"
 MODULE = ""
-KEEPS = 1 << 61
-"""Beside the number, where it is hit: the block keeps something."""
-
-
-def digest(data: bytes) -> str:
-    """16 hexadecimal digits."""
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+KEEPS = 1 << 61  # beside the number, where it is hit: the block keeps something
 
 
 def block_number(path: str, name: str) -> int:
@@ -119,17 +99,14 @@ def block_number(path: str, name: str) -> int:
 
 def half(name: str) -> int:
     """The part of a number that comes from the name of a block alone, or (with a zero after it) from that of a file."""
-    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 3
+    return int.from_bytes(blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 3
 
 
 class Slice(NamedTuple):
-    """A part of a block."""
-
     mentions: frozenset[str]
     lines: frozenset[int]
     told: str
-    asked: frozenset[str]
-    """These as in `memoized.LeftOut`."""
+    asked: frozenset[str]  # these as in `memoized.LeftOut`
 
 
 class Looked(NamedTuple):
@@ -138,27 +115,29 @@ class Looked(NamedTuple):
     digests: dict[str, str]
     mentions: dict[str, frozenset[str]]
     """Identifiers: names, attributes, imported names, and those in strings that look like (dotted) names."""
-    remote: frozenset[str]
-    """Blocks that contain a call `….remote(…)`."""
-    sticky: frozenset[str]
-    """Blocks that do their work once and keep the result, so that who comes later uses it without running them."""
-    keepers: dict[str, tuple[Slice, ...]]
-    """Blocks that run again, and may do less then: what they may leave out."""
-    setters: dict[str, frozenset[str]]
-    """What functions set, by their names."""
+    remote: frozenset[str]  # blocks that contain a call `….remote(…)`
+    sticky: frozenset[str]  # blocks that do their work once and keep the result, so that who comes later uses it without running them
+    keepers: dict[str, tuple[Slice, ...]]  # blocks that run again, and may do less then: what they may leave out
+    setters: dict[str, frozenset[str]]  # what functions set, by their names
 
 
 def look(tree: ast.Module) -> Looked:
-    """Look at one file. Changes the tree."""
     named = functions(tree)
     own = cut(tree)
     inside = {name: [node for part in body for node in ast.walk(part)] for name, body in own.items()}
     known = memoized.file(((node.name, inside[name]) for name, node in named), inside[MODULE])
     less = {name: memoized.left_out(node, inside[name], known) for name, node in named}
     return Looked(
-        {name: digest("\n".join(map(ast.dump, body)).encode("utf-8", "surrogatepass")) for name, body in own.items()},
+        {
+            name: blake2b("\n".join(map(ast.dump, body)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+            for name, body in own.items()
+        },
         {name: frozenset(_words(nodes)) for name, nodes in inside.items()},
-        frozenset(name for name, nodes in inside.items() if any(map(_is_remote, nodes))),
+        frozenset(
+            name
+            for name, nodes in inside.items()
+            if any(isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote" for node in nodes)
+        ),
         frozenset(name for name, node in named if memoized.skips(node, inside[name])),
         {name: tuple(map(_slice, some)) for name, some in less.items() if some},
         dict(known.setters),
@@ -167,29 +146,11 @@ def look(tree: ast.Module) -> Looked:
 
 def _slice(less: memoized.LeftOut) -> Slice:
     inside = {id(node): node for part in less.nodes for node in ast.walk(part)}.values()
-    lines = {line for node in inside for line in _lines(node)}
-    return Slice(frozenset(_words(inside)), frozenset(lines), less.told, less.asked)
-
-
-def _lines(node: ast.AST) -> range:
     # A function inside is another block: of its text only what stands around its body is here.
-    return (
-        range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", None) or -1) + 1)
-        if isinstance(node, (ast.stmt, ast.expr))
-        else range(0)
-    )
-
-
-def blocks(source: bytes) -> dict[str, str]:
-    """Digest of each block by name."""
-    try:
-        return look(parse_source(source)).digests
-    except BROKEN:
-        return {WHOLE: digest(source)}
-
-
-def _is_remote(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote"
+    placed = [node for node in inside if isinstance(node, (ast.stmt, ast.expr))]
+    spans = ((getattr(node, "lineno", 0), getattr(node, "end_lineno", None) or -1) for node in placed)
+    lines = frozenset(line for first, last in spans for line in range(first, last + 1))
+    return Slice(frozenset(_words(inside)), lines, less.told, less.asked)
 
 
 def _words(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -225,7 +186,6 @@ def numbers(tree: ast.Module, path: str) -> dict[int, int]:
 
 
 def instrument(tree: ast.Module, numbers: dict[int, int], module: int) -> None:
-    """Change the tree in place."""
     _Instrument(numbers, module).visit(tree)
 
 
@@ -235,13 +195,7 @@ class _Instrument(ast.NodeTransformer):
         self.module = module
         self.current = module
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         # Decorators and defaults run in the block around; annotations are never touched, since they may be turned into text.
         node.decorator_list = [self.visit(part) for part in node.decorator_list]
         node.args.defaults = [self.visit(part) for part in node.args.defaults]
@@ -253,6 +207,8 @@ class _Instrument(ast.NodeTransformer):
         self.current = around
         return node
 
+    visit_AsyncFunctionDef = visit_FunctionDef
+
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if node.value is not None:
             node.value = self.visit(node.value)
@@ -263,39 +219,25 @@ class _Instrument(ast.NodeTransformer):
         node.body = self._beside(node.body, 1)
         return node
 
-    def visit_Yield(self, node: ast.Yield) -> ast.AST:
-        return self._again(node)
-
-    def visit_YieldFrom(self, node: ast.YieldFrom) -> ast.AST:
-        return self._again(node)
-
-    def visit_Await(self, node: ast.Await) -> ast.AST:
-        return self._again(node)
-
-    def visit_While(self, node: ast.While) -> ast.AST:
-        return self._loop(node)
-
-    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
-        return self._loop(node)
-
-    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AST:
-        return self._loop(node)
-
     def visit_For(self, node: ast.For) -> ast.AST:
         over = node.iter
         if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "iter" and len(over.args) == 2:
-            return self._loop(node)
+            return self.visit_While(node)
         return self.generic_visit(node)
 
-    def _again(self, node: ast.Yield | ast.YieldFrom | ast.Await) -> ast.AST:
+    def visit_Yield(self, node: ast.Yield | ast.YieldFrom | ast.Await) -> ast.AST:
         self.generic_visit(node)
         return self._beside(node, 0)
 
-    def _loop(self, node: ast.While | ast.For | ast.AsyncFor | ast.AsyncWith) -> ast.AST:
+    visit_YieldFrom = visit_Await = visit_Yield
+
+    def visit_While(self, node: ast.While | ast.For | ast.AsyncFor | ast.AsyncWith) -> ast.AST:
         self.generic_visit(node)
         if self.current != self.module:
             self._enter(node.body, 0)
         return node
+
+    visit_AsyncFor = visit_AsyncWith = visit_While
 
     def _enter(self, body: list[ast.stmt], place: int) -> None:
         # `global` has no line of its own in the compiled code, so it lends none.
@@ -345,19 +287,12 @@ def load_cached(place: str) -> bytes | None:
         try:
             if not (_private(os.fstat(file)) and _private(os.stat(os.path.dirname(place)))):
                 return None
-            data = _all(file)
+            data = b"".join(iter(lambda: os.read(file, 1 << 20), b""))
         finally:
             os.close(file)
     except OSError:
         return None
     return data[16:] if blake2b(data[16:], digest_size=16).digest() == data[:16] else None
-
-
-def _all(file: int) -> bytes:
-    parts = []
-    while part := os.read(file, 1 << 20):
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _private(found: os.stat_result) -> bool:

@@ -79,11 +79,7 @@ def asked(inside: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield part.func.value
         elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in {"getattr", "hasattr"}:
             yield part
-
-
-def looked_through(inside: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    for part in inside:
-        if isinstance(part, (ast.For, ast.AsyncFor, ast.comprehension)):
+        elif isinstance(part, (ast.For, ast.AsyncFor, ast.comprehension)):
             yield part.iter
         elif isinstance(part, ast.Match):
             yield part.subject
@@ -95,18 +91,11 @@ def tried_blocks(inside: Iterable[ast.AST]) -> Iterator[list[ast.stmt]]:
             yield part.body
 
 
-def every_question(inside: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    yield from [*asked(inside), *looked_through(inside)]
-    for body in tried_blocks(inside):
-        yield from body
-
-
 def suppresses(part: ast.AST) -> TypeGuard[ast.With]:
     return isinstance(part, ast.With) and any("suppress" in name for item in part.items for name in names(item.context_expr))
 
 
 def assignments(part: ast.AST) -> Iterator[tuple[set[str], ast.expr]]:
-    """Locals that get a value here, and from what."""
     if isinstance(part, ast.Assign):
         yield {name for target in part.targets for name in stored(target)}, part.value
     elif isinstance(part, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and part.value is not None:
@@ -160,10 +149,6 @@ def without_arguments(tried: ast.AST) -> ast.AST:
     return plain
 
 
-def as_it_is(node: ast.AST) -> ast.AST:
-    return node
-
-
 class _Unnamed(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -188,10 +173,6 @@ def made(inside: Iterable[ast.AST]) -> set[str]:
     return {name for name, fresh in made.items() if fresh}
 
 
-def caught(inside: Iterable[ast.AST]) -> set[str]:
-    return {part.name for part in inside if isinstance(part, ast.ExceptHandler) and part.name}
-
-
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break, ast.Yield, ast.YieldFrom)
 COMPOUND = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -200,20 +181,16 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 class File(NamedTuple):
     """What must be known of the whole file."""
 
-    setters: Mapping[str, frozenset[str]]
-    """What its functions set, by their names."""
-    modules: frozenset[str]
-    """Names of modules that are imported anywhere in it."""
+    setters: Mapping[str, frozenset[str]]  # what its functions set, by their names
+    modules: frozenset[str]  # names of modules that are imported anywhere in it
 
 
 class LeftOut(NamedTuple):
     """What of a function may not run again."""
 
     nodes: list[ast.AST]
-    told: str
-    """The method by which something is told what it may keep; "" if this function sets it by itself."""
-    asked: frozenset[str]
-    """Which attributes of that are asked; "" for anything else."""
+    told: str  # the method by which something is told what it may keep; "" if this function sets it by itself
+    asked: frozenset[str]  # which attributes of that are asked; "" for anything else
 
 
 def file(functions: Iterable[tuple[str, Sequence[ast.AST]]], level: Iterable[ast.AST]) -> File:
@@ -237,12 +214,14 @@ def _modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 def left_out(node: Function, inside: Sequence[ast.AST], known: File) -> list[LeftOut]:
     """What of the function may not run again, because of what it did before: by what it sets, and by what it tells others."""
-    new = made(inside) | {arg.arg for arg in (node.args.vararg, node.args.kwarg) if arg} | caught(inside)
+    caught = {part.name for part in inside if isinstance(part, ast.ExceptHandler) and part.name}
+    new = made(inside) | {arg.arg for arg in (node.args.vararg, node.args.kwarg) if arg} | caught
     sets = [base for base in set_here(inside) if root(base) not in new]
     sure = [part for part in inside if _filled(part, known) or _asks_module(part, inside, known)]
     found = [_slice(inside, _Kept(inside, sets), sure)]
     # What is neither asked nor given to a local that may be asked needs no look.
-    looked = [*every_question(inside), *(value for part in inside for _, value in assignments(part))]
+    looked = [*asked(inside), *(one for body in tried_blocks(inside) for one in body)]
+    looked += [value for part in inside for _, value in assignments(part)]
     questions = {part.id for one in looked for part in ast.walk(one) if isinstance(part, ast.Name)} - new
     for base, method in told(inside):
         if root(base) in questions and not (isinstance(base, ast.Name) and base.id in known.modules):
@@ -269,16 +248,14 @@ class _Kept:
     def __init__(self, inside: Sequence[ast.AST], held: Sequence[ast.expr], *, told: bool = False) -> None:
         """`held`: what is set here, or what is `told` something."""
         self._roots = {root(base) for base in held}
-        self._seen: Callable[[ast.AST], ast.AST] = without_arguments if told else as_it_is
+        self._seen: Callable[[ast.AST], ast.AST] = without_arguments if told else lambda node: node
         self.bases: set[str] = set()
-        self.spread: set[str] = set()
-        """Locals that got something from it."""
-        self.asked: set[str] = set()
-        """Which attributes of it are asked; "" for anything else."""
+        self.spread: set[str] = set()  # locals that got something from it
+        self.asked: set[str] = set()  # which attributes of it are asked; "" for anything else
         self._words: set[str] = set()
         self._from = self._copies(inside, {ast.dump(loaded(base)) for base in held}) if held else {}
         if held:
-            self._ask(map(self._seen, [*asked(inside), *looked_through(inside)]), held)
+            self._ask(map(self._seen, asked(inside)), held)
         for tried in tried_blocks(inside) if held else ():
             # What is only told something there is not asked for.
             beside = {id(node) for one in tried for node in ast.walk(one)} if told else set()
@@ -330,20 +307,15 @@ class _Kept:
                     grown = True
 
     def in_(self, node: ast.AST) -> bool:
-        """Whether it is mentioned here."""
-        for part in ast.walk(node):
-            if isinstance(part, ast.Name) and part.id in self.spread:
-                return True
-            if isinstance(part, (ast.Name, ast.Attribute)) and ast.dump(loaded(part)) in self.bases:
-                return True
-            if isinstance(part, ast.Attribute) and part.attr in self._words:
-                return True
-            if is_text(part) and part.value in self._words:
-                return True
-        return False
+        return any(
+            (isinstance(part, ast.Name) and part.id in self.spread)
+            or (isinstance(part, (ast.Name, ast.Attribute)) and ast.dump(loaded(part)) in self.bases)
+            or (isinstance(part, ast.Attribute) and part.attr in self._words)
+            or (is_text(part) and part.value in self._words)
+            for part in ast.walk(node)
+        )
 
     def sets(self, statement: ast.stmt) -> bool:
-        """Whether a statement sets it, or tells it something."""
         inside = list(ast.walk(statement))
         every = [*set_here(inside), *(base for base, _ in told(inside))]
         return any(ast.dump(loaded(base)) in self.bases or last(base) in self._words for base in every)

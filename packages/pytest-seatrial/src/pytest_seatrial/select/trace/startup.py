@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_seatrial.select.trace.fs_hooks import AuditHook, QuestionHooks
-from pytest_seatrial.select.trace.import_loader import Imports
+from pytest_seatrial.select.trace.import_loader import Imports, Rewriting
 from pytest_seatrial.select.trace.trace_events import HIT_NAME, EventLog, kind_of_process
 from pytest_seatrial.select.trace.trace_recorder import LIBRARY, ProjectTree, TraceRecorder, active, register
 
@@ -52,8 +52,6 @@ def start(session: Path, root: Path, cache: Path | None, skip: Sequence[str], co
     if before is not None:
         recorder.undo.append(lambda: setattr(builtins, HIT_NAME, before))
     if config is not None:
-        from pytest_seatrial.select.trace.assert_rewriting import Rewriting
-
         Rewriting(recorder, config).install()
     told = {"session": str(session), "root": recorder.tree.root, "cache": kept, "skip": list(skip)}
     _set(recorder, VARIABLE, json.dumps(told))
@@ -62,16 +60,17 @@ def start(session: Path, root: Path, cache: Path | None, skip: Sequence[str], co
     return recorder
 
 
-def join(told: str) -> TraceRecorder:
-    """Record in a child, as SEATRIAL_SELECT says."""
-    given = json.loads(told)
+def begin() -> None:
+    """Record in a child, if SEATRIAL_SELECT says where."""
+    if not (text := os.environ.get(VARIABLE)):
+        return
+    given = json.loads(text)
     session = given["session"]
     tree = ProjectTree(given["root"], given["skip"], [session, *filter(None, [given["cache"]])])
     recorder = TraceRecorder(session, tree, _cell(os.path.join(session, EPOCH), write=False), EventLog(session, kind_of_process()))
     assert recorder.log is not None
     recorder.log.hello(int(recorder.cell[0]))
     _begin(recorder, given["cache"])
-    return recorder
 
 
 def _begin(recorder: TraceRecorder, cache: str) -> None:
@@ -109,10 +108,3 @@ def _set(recorder: TraceRecorder, name: str, value: str) -> None:
                 os.environ[name] = before
 
     recorder.undo.append(undo)
-
-
-def begin() -> None:
-    """Record, if we are told where."""
-    told = os.environ.get(VARIABLE)
-    if told:
-        join(told)

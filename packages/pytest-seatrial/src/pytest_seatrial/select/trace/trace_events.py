@@ -15,58 +15,36 @@ HIT, LOAD, WHOLE, READ, WRITE, LIST, EXISTS = "hit", "load", "whole", "read", "w
 SPAWN, MUTE, HELLO, TASK, TROUBLE, FIRST = "spawn", "mute", "hello", "task", "trouble", "first"
 THROUGH, BY, CALL, AGAIN = "through", "by", "call", "again"
 RAY_TASK = "ray-task"
-NUMBERED = frozenset({HIT, CALL, AGAIN})
-"""Kinds whose `a` is a number."""
-STARTED_WITH = frozenset({SPAWN, MUTE, HELLO})
-"""Kinds that hold a command line."""
+NUMBERED = frozenset({HIT, CALL, AGAIN})  # kinds whose `a` is a number
+STARTED_WITH = frozenset({SPAWN, MUTE, HELLO})  # kinds that hold a command line
 _DIGITS = 20
-STARTED = 0
-"""In the place of a block: a process."""
+STARTED = 0  # in the place of a block: a process
 
 
 class Event(NamedTuple):
-    """One thing that happened."""
-
     kind: str
     epoch: int
     a: str
     b: str = ""
 
-    @property
-    def number(self) -> int:
-        """Of a hit: the number of the block, as `instrument.block_number` has it."""
-        return int(self.a)
-
 
 class KeptWork(NamedTuple):
     """What the pytest process did, flat: one field after the other."""
 
-    hits: list[int]
-    """Blocks that were entered while nothing was imported: -1 less an epoch, then their numbers."""
-    calls: list[Any]
-    """The number of a block, and of who brought it to run: the file, the function, the line."""
-    events: list[Any]
-    """All else: kind, epoch, a, b."""
+    hits: list[int]  # blocks that were entered while nothing was imported: -1 less an epoch, then their numbers
+    calls: list[Any]  # the number of a block, and of who brought it to run: the file, the function, the line
+    events: list[Any]  # all else: kind, epoch, a, b
 
 
 class Process(NamedTuple):
-    """A child that reported."""
-
-    log: str
-    """Name of its log, without the suffix; unlike the pid it is never used twice."""
+    log: str  # name of its log, without the suffix; unlike the pid it is never used twice
     pid: int
     kind: str
     """python, fork, multiprocessing, ray-task (only ever ran tasks: its life is shared between tests), ray (an actor, or not used)."""
     argv: tuple[str, ...]
-    parent: str
-    """Of a fork: the log of the child that it was forked from; "" when that is the pytest process, or when this is no fork."""
+    parent: str  # of a fork: the log of the child that it was forked from; "" when that is the pytest process, or when this is no fork
     trouble: tuple[str, ...]
     """What is missing from its events (torn lines, a full disk): such a process may have done more than is written here."""
-
-
-def encode(event: Event) -> bytes:
-    """The line of a log."""
-    return json.dumps(event).encode() + b"\n"
 
 
 def decode(line: bytes) -> Event:
@@ -92,17 +70,13 @@ def _reads(kind: str, epoch: int, a: str, b: str) -> bool:
     return -(1 << 63) <= epoch < 1 << 63
 
 
-# Paths are text here: pathlib may not be loaded yet, and what it does is watched.
 # ruff: noqa: PTH118
-
 
 SUFFIX, LOST = ".log", ".lost"
 FORK = "fork:"
 
 
 class EventLog:
-    """The log of this process."""
-
     def __init__(self, session: str, kind: str) -> None:
         self.kind = kind
         self.name = f"{os.getpid()}-{os.urandom(4).hex()}"
@@ -113,31 +87,27 @@ class EventLog:
 
     def write(self, event: Event) -> None:
         """Append an event; the first is preceded by who we are."""
-        if not self.lost:
-            try:
-                line = encode(event)
-                if self._file < 0:
-                    line = encode(Event(HELLO, event.epoch, self.kind, json.dumps(_argv()))) + line
-                self._append(line)
-            except OSError:
-                self._say_lost()
+        if self._file < 0 and not self.lost:
+            self.hello(event.epoch)
+        self._append(event)
 
     def hello(self, epoch: int) -> None:
         """Report before anything is done."""
+        self._append(Event(HELLO, epoch, self.kind, json.dumps(_argv())))
+
+    def _append(self, event: Event) -> None:
+        if self.lost:
+            return
         try:
-            self._append(encode(Event(HELLO, epoch, self.kind, json.dumps(_argv()))))
+            line = json.dumps(event).encode() + b"\n"
+            if self._file < 0 or self._identity != _identity(self._file):
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                self._identity = _identity(self._file)
+            if os.write(self._file, line) == len(line):
+                return
         except OSError:
-            self._say_lost()
-
-    def _append(self, line: bytes) -> None:
-        if self._file < 0 or self._identity != _identity(self._file):
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            self._identity = _identity(self._file)
-        if os.write(self._file, line) != len(line):
-            raise OSError("the line was cut")
-
-    def _say_lost(self) -> None:
-        self.lost = True
+            pass
+        self.lost = True  # the line was cut, or could not be written
         try:
             os.close(os.open(self._path + LOST, os.O_WRONLY | os.O_CREAT, 0o666))
         except OSError:
@@ -149,8 +119,7 @@ def read_logs(session: Path) -> Iterator[tuple[Process, list[Event]]]:
     lost = {path.name.removesuffix(SUFFIX + LOST) for path in session.glob(f"*{SUFFIX}{LOST}")}
     named = {path.name.removesuffix(SUFFIX) for path in session.glob(f"*{SUFFIX}")}
     for name in sorted(named | lost):
-        path = session / f"{name}{SUFFIX}"
-        data = path.read_bytes() if name in named else b""
+        data = (session / f"{name}{SUFFIX}").read_bytes() if name in named else b""
         yield _process(name, data, ["events could not be written"] if name in lost else [])
 
 

@@ -1,6 +1,6 @@
 """The recorder: turns hits, imports and opened files of the project into events, each once per epoch.
 
-- `Tree` says which files are the project's: below the root, outside of environments and caches.
+- `ProjectTree` says which files are the project's: below the root, outside of environments and caches.
 """
 
 from __future__ import annotations
@@ -11,29 +11,16 @@ import fnmatch
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from pytest_seatrial.select.trace import trace_events as kinds
 from pytest_seatrial.select.trace.instrument import KEEPS
-from pytest_seatrial.select.trace.trace_events import (
-    AGAIN,
-    CALL,
-    FORK,
-    HIT,
-    HIT_NAME,
-    LOAD,
-    RAY_TASK,
-    TASK,
-    TROUBLE,
-    WHOLE,
-    Event,
-    EventLog,
-    KeptWork,
-)
+from pytest_seatrial.select.trace.trace_events import HIT_NAME, RAY_TASK, Event, EventLog, KeptWork
 
 # Paths are text here: pathlib may not be loaded yet, and what it does is watched.
-# ruff: noqa: PTH100, PTH116, PTH118, PTH120
+# ruff: noqa: PTH100, PTH118, PTH120
 
 
 SKIPPED = frozenset({".git", "site-packages", "node_modules", "__pycache__", ".tox", ".nox", ".pytest_cache", ".seatrial-select"})
@@ -45,8 +32,6 @@ OURS = os.path.realpath(__file__).removesuffix("select/trace/trace_recorder.py")
 
 
 class ProjectTree:
-    """The project's files."""
-
     def __init__(self, root: str, skip: Sequence[str] = (), apart: Sequence[str] = ()) -> None:
         """`skip`: globs of files that are not instrumented; `apart`: directories of our own that are no part of it."""
         self.root = os.path.realpath(root)
@@ -54,8 +39,7 @@ class ProjectTree:
         self._apart = tuple(os.path.realpath(path) for path in apart)
         self._prefix = self.root.rstrip("/") + "/"
         self._directories: dict[str, str | None] = {}
-        self.sources: dict[str, str | None] = {}
-        """What `source` has found already."""
+        self.sources: dict[str, str | None] = {}  # what `source` has found already
 
     def relative(self, path: str) -> str | None:
         """Below the root, or None for what is not the project's."""
@@ -70,7 +54,7 @@ class ProjectTree:
         above = self._directory(directory)
         if above is not None and not name.startswith(STATE) and name not in SKIPPED:
             found.append(f"{above}/{name}" if above else name)
-        if name and _is_link(path):
+        if name and stat.S_ISLNK(_mode(path, os.lstat)):
             target = os.path.realpath(path)
             directory, name = os.path.split(target)
             above = self._directory(directory)
@@ -111,7 +95,7 @@ class ProjectTree:
         if path in self._directories:
             return self._directories[path]
         found = self._resolve(path)
-        if _is_there(path):  # one that is made later may be a link
+        if _mode(path, os.stat):  # one that is made later may be a link
             self._directories[path] = found
         return found
 
@@ -126,46 +110,28 @@ class ProjectTree:
         if not SKIPPED.isdisjoint(parts) or any(part.startswith(STATE) for part in parts):
             return None
         for count in range(1, len(parts) + 1):
-            if _is_file(os.path.join(self.root, *parts[:count], ENVIRONMENT)):
+            if stat.S_ISREG(_mode(os.path.join(self.root, *parts[:count], ENVIRONMENT), os.stat)):
                 return None
         return below
 
 
 def _possible(path: str) -> bool:
-    """Whether any file can be called so."""
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
         return False
 
 
-def _is_link(path: str) -> bool:
+def _mode(path: str, ask: Callable[[str], os.stat_result]) -> int:
+    """Of a file; 0 where there is none. Functions of os.path are watched, and this is called by the watcher."""
     try:
-        return stat.S_ISLNK(os.lstat(path).st_mode)
+        return ask(path).st_mode
     except (OSError, ValueError):
-        return False
+        return 0
 
 
-def _is_there(path: str) -> bool:
-    try:
-        os.stat(path)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _is_file(path: str) -> bool:
-    # os.path.isfile is watched, and this is called by the watcher
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
-
-
-STAND_IN = range(1 << 63)
-"""Where nothing is recorded: every number is an item of it."""
-OFTEN = 1000
-"""Calls of one keeper in one epoch after which it is too dear to look at each."""
+STAND_IN = range(1 << 63)  # where nothing is recorded: every number is an item of it
+OFTEN = 1000  # calls of one keeper in one epoch after which it is too dear to look at each
 
 
 class Hit(dict[int, int]):
@@ -199,18 +165,14 @@ class ChildHit(Hit):
 
 
 class TraceRecorder:
-    """Of one process."""
-
     def __init__(self, session: str, tree: ProjectTree, cell: memoryview, log: EventLog | None) -> None:
         self.session = session
         self.tree = tree
         self.cell = cell
         self.log = log
         self.running = True
-        self.outer: TraceRecorder | None = None
-        """Of a session inside a session: what we instrument, it must take whole."""
-        self.inner: TraceRecorder | None = None
-        """The same from the other side: what it claims is not ours to instrument."""
+        self.outer: TraceRecorder | None = None  # of a session inside a session: what we instrument, it must take whole
+        self.inner: TraceRecorder | None = None  # the same from the other side: what it claims is not ours to instrument
         self.hit = Hit() if log is None else ChildHit()
         self.hit.recorder = self
         self.undo: list[Any] = []
@@ -302,7 +264,7 @@ class TraceRecorder:
 
     def _hit(self, number: int, epochs: tuple[int, int], importing: str) -> None:
         for epoch in {*epochs}:
-            self._tell(HIT, epoch, str(number & (KEEPS - 1)), importing)
+            self._tell(kinds.HIT, epoch, str(number & (KEEPS - 1)), importing)
 
     def _noted(self, number: int, epoch: int) -> bool:
         """Look at the call of a keeper; False when there were so many in this epoch that no more are looked at."""
@@ -312,7 +274,7 @@ class TraceRecorder:
         # What is kept may come from any of what runs from here on, and who called it is to be known.
         self._empty()
         if times >= OFTEN:
-            self.tell(AGAIN, str(number & (KEEPS - 1)), "")
+            self.tell(kinds.AGAIN, str(number & (KEEPS - 1)), "")
         return times < OFTEN
 
     def called(self, number: int, frame: FrameType | None) -> None:
@@ -330,20 +292,22 @@ class TraceRecorder:
                     if self.log is None:
                         self._kept.calls.extend(call)
                     else:
-                        self.tell(CALL, str(call[0]), "\0".join(map(str, call[1:])))
+                        self.tell(kinds.CALL, str(call[0]), "\0".join(map(str, call[1:])))
                 return
-            if ends[file] if file in ends else self._is_end(file):
+            if file not in ends:  # pytest calls tests and fixtures for nobody
+                ends[file] = "/_pytest/" in file or "/pluggy/" in file
+            if ends[file]:
                 return
             frame = frame.f_back
-
-    def _is_end(self, file: str) -> bool:
-        """Whether nobody of the project is further up: pytest calls tests and fixtures for nobody."""
-        found = self._ends[file] = "/_pytest/" in file or "/pluggy/" in file
-        return found
 
     def tell(self, kind: str, a: str, b: str | None = None) -> None:
         """An event of now; `b` is the module being imported unless it is given."""
         self._tell(kind, self.cell[0], a, self.context() if b is None else b)
+
+    def tell_names(self, kind: str, path: str) -> None:
+        """An event of now for all names of a file."""
+        for relative in self.tree.names(path):
+            self.tell(kind, relative)
 
     def _tell(self, kind: str, epoch: int, a: str, b: str) -> None:
         if not self.running:
@@ -361,20 +325,12 @@ class TraceRecorder:
         local = self._local.__dict__
         quiet, local["quiet"] = local.get("quiet", 0), 1
         try:
-            if self.log.kind == "ray":
-                self._tell_ray(epoch)
+            if self.log.kind == "ray" and (state := _ray_state()) not in ("", self._ray):
+                self._ray = state
+                self.log.write(Event(kinds.TASK, epoch, RAY_TASK if state == RAY_TASK else ""))
             self.log.write(Event(*event))
         finally:
             local["quiet"] = quiet
-
-    def _tell_ray(self, epoch: int) -> None:
-        assert self.log is not None
-        state = _ray_state()
-        if state not in ("", self._ray):
-            self._ray = state
-            self.log.write(Event(TASK, epoch, RAY_TASK if state == RAY_TASK else ""))
-
-    # imports
 
     def context(self) -> str:
         """Path of the module that this thread is importing, or ""."""
@@ -382,14 +338,12 @@ class TraceRecorder:
         return stack[-1] if stack else ""
 
     def begin(self, path: str) -> None:
-        """A module starts to execute in this thread."""
         self.loaded(path, sys._getframe(1))
         self._local.__dict__.setdefault("stack", []).append(path)
         self._importing.append(path)
         self._empty()
 
     def end(self) -> None:
-        """It has ended, well or not."""
         self._local.__dict__["stack"].pop()
         self._importing.pop()
         self._empty()
@@ -403,27 +357,26 @@ class TraceRecorder:
             frame = frame.f_back
         for importer in {nearest, self.context() or nearest}:
             if importer != path:
-                self.tell(LOAD, importer, path)
+                self.tell(kinds.LOAD, importer, path)
 
     def claims(self, file: str) -> str | None:
-        """The path of a source that this recorder instruments."""
         if not self.running or (self.inner is not None and self.inner.claims(file) is not None):
             return None
         return self.tree.source(file)
 
     def whole(self, path: str, context: str | None = None) -> None:
         """Any block of the file may be executed from now on."""
-        self.tell(WHOLE, path, context)
+        self.tell(kinds.WHOLE, path, context)
 
     def outside(self, file: str) -> None:
         """A source was loaded that is not the project's; one that is nobody's distribution counts for everybody."""
         path = self.tree.beside(file)
         if path is not None:
-            self.tell(WHOLE, path, "")
+            self.tell(kinds.WHOLE, path, "")
 
     def trouble(self, what: str) -> None:
         """Something could not be understood: the epoch is to be taken with care."""
-        self.tell(TROUBLE, what, "")
+        self.tell(kinds.TROUBLE, what, "")
 
     @property
     def quiet(self) -> bool:
@@ -437,13 +390,11 @@ class TraceRecorder:
         local["quiet"] = on
         return was
 
-    # processes
-
     def forked(self) -> None:
         """In a new process that has all of our memory."""
         if not self.running:
             return
-        self.log = EventLog(self.session, FORK + (self.log.name if self.log else ""))
+        self.log = EventLog(self.session, kinds.FORK + (self.log.name if self.log else ""))
         self.hit.__class__ = ChildHit
         self.hit.clear()
         for fields in self._kept:
