@@ -47,7 +47,7 @@ test: lint compiled ## Every test, also those that drive a real loop
 	$(BIN)/seatrial env build gym
 	$(BIN)/seatrial env build vllm-cpu
 	$(BIN)/seatrial env build megatron-cpu
-	@$(BIN)/python -m tests.launch.rays
+	@$(BIN)/python -m tests.runtime.rays
 	@$(BIN)/python -m tests.whole
 
 lowest: ## The quick tests of the core with the lowest versions that pyproject.toml allows

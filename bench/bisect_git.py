@@ -2,7 +2,7 @@
 
     python bench/bisect_git.py [--seeds 20] [--seed 0] [--jobs 2]
 
-The repository is that of tests/regress/big.py: 500 commits, two submodules, five locks, 12 % that cannot be built. The script for git
+The repository is that of tests/bisect/big.py: 500 commits, two submodules, five locks, 12 % that cannot be built. The script for git
 is what an engineer would write. It runs in a clone, and begins without environments, as Seatrial does. Seatrial also runs both ends,
 which git takes on trust. Right means: exactly the smallest range that testing can give. The seeds share one cache of environments, and
 run one commit at a time, which needs most rounds.
@@ -23,10 +23,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from regress.big import Big, big_repository
-from regress.driven import Driven, drive
+from tests.bisect.big import Big, big_repository
+from tests.bisect.driven import Driven, drive
 
 DEADLINE_S = 1800.0
 STEP = """#!/bin/sh

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.slurm.cluster import PrivateSlurm, missing
+from tests.runtime.slurm.cluster import PrivateSlurm, missing
 
 from seatrial.core.jobs import Batch, Component, Job, Profile
 from seatrial.runtime import slurm_submit

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rollouts.stub import Stub
+from tests.rollouts.stub import Stub
 
 
 async def main(port: int, padding: int) -> None:

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cli.command import Answer, inside
-from fuzz_mutate import changed, rows_changed, written
-from fuzz_parsers import PARSERS
-from fuzz_worlds import WORLDS, World, damage, fake_loop
+from tests.cli.command import Answer, inside
+from tests.fuzz_mutate import changed, rows_changed, written
+from tests.fuzz_parsers import PARSERS
+from tests.fuzz_worlds import WORLDS, World, damage, fake_loop
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.guarded import BadValue
 from seatrial.core.loop import Loop
@@ -507,7 +507,7 @@ class Fuzzer:
 
     def trial(self, rng: random.Random) -> Answer:
         """trial.json and result.json, of `report` and `resume`."""
-        from report.trials import TRIALS, write_run
+        from tests.report.trials import TRIALS, write_run
         from seatrial.core.files import write_json
 
         made = TRIALS[rng.choice(sorted(TRIALS))]()
@@ -757,14 +757,14 @@ class Fuzzer:
         loop.shortfalls(level, directory)
 
     def _trl(self, rng: random.Random, directory: Path) -> tuple[Loop, str, Mapping[str, Series]]:
-        from loops.test_trl_proofs import WORLDS, prove
+        from tests.loops.test_trl_proofs import WORLDS, prove
 
         name = rng.choice(sorted(WORLDS))
         prove(directory, name, *WORLDS[name])
         return get_loop("trl"), name, WORLDS[name][1]
 
     def _verl(self, rng: random.Random, directory: Path) -> tuple[Loop, str, Mapping[str, Series]]:
-        from loops.test_verl_cpu_proofs import WORLDS, prove
+        from tests.loops.test_verl_cpu_proofs import WORLDS, prove
 
         name = rng.choice(sorted(WORLDS))
         prove(directory, name)
@@ -772,7 +772,7 @@ class Fuzzer:
         return get_loop("verl").configured({"device": "cpu", "strategy": strategy}), level, WORLDS[name][1]
 
     def _nemo_rl(self, _: random.Random, directory: Path) -> tuple[Loop, str, Mapping[str, Series]]:
-        from loops.test_nemo_proofs import GRPO, MEGATRON, Bench, config, ended, whole
+        from tests.loops.test_nemo_proofs import GRPO, MEGATRON, Bench, config, ended, whole
 
         made = Bench(directory)
         made.add("run", GRPO, config(MEGATRON) + ended(3))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fuzz_mutate import NUMBERS, TEXTS, changed, hostile, json_changed, mutate, toml_changed, written
+from tests.fuzz_mutate import NUMBERS, TEXTS, changed, hostile, json_changed, mutate, toml_changed, written
 
 STATE = ".seatrial-select.sqlite"
 Parser = Callable[[random.Random, Path], None]
@@ -160,7 +160,7 @@ def weights(rng: random.Random, place: Path) -> None:
 
 def refit(rng: random.Random, place: Path) -> None:
     """A payload of a refit."""
-    from probes.test_refit_payload import written as payload_of
+    from tests.instruments.test_refit_payload import written as payload_of
     from seatrial.instruments.refit import payload, payload_header
     from seatrial.instruments.refit.payload_header import RefitRefused
 

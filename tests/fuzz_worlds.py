@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fuzz_mutate import mutate
+from tests.fuzz_mutate import mutate
 from seatrial.core.files import write_json
 from seatrial.trial.level import Limits
 
@@ -69,7 +69,7 @@ def taken(root: Path, *commands: Command, spared: tuple[str, ...] = (), moved: b
 
 def trial(folder: Path, name: str, loop: str = "trl", sealed: bool = True) -> World:
     """The run directory of a trial; `sealed` has digests, which notice what is changed before anything else does."""
-    from report.trials import TRIALS, store_run
+    from tests.report.trials import TRIALS, store_run
 
     made = TRIALS[name]()
     changes = made.plan.changes if sealed else ()
@@ -142,9 +142,9 @@ def over(folder: Path) -> World:
 
 def campaign(folder: Path) -> World:
     """A campaign with everything that merge and profile write."""
-    from cli.command import inside
-    from rollouts.profiled import Result, collected, failed, ok, questions
-    from rollouts.profiled import campaign as make
+    from tests.cli.command import inside
+    from tests.rollouts.profiled import Result, collected, failed, ok, questions
+    from tests.rollouts.profiled import campaign as make
     from seatrial.rollouts.journal.attempts import LeaseHolder
 
     results: list[list[Result]] = [
@@ -174,7 +174,7 @@ def campaign(folder: Path) -> World:
 
 def rollouts(folder: Path) -> World:
     """Rollouts of Gym with their materialized inputs, and of Skills."""
-    from rollouts.imports_made import gym_files, skills
+    from tests.rollouts.imports_made import gym_files, skills
 
     made, inputs = gym_files(folder / "gym")
     for seed in (0, 1):
@@ -187,8 +187,8 @@ def rollouts(folder: Path) -> World:
 
 def stopped(_: Path) -> World:
     """A trial of the fake loop that was killed in its second level: `resume` judges the first and runs the second, see `fake_loop`."""
-    from cli.command import inside
-    from trial.test_kills import CUTTER, KilledError
+    from tests.cli.command import inside
+    from tests.trial.test_kills import CUTTER, KilledError
 
     folder = Path(tempfile.mkdtemp(prefix="seatrial-fuzz-trial-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -209,9 +209,9 @@ def fake_loop() -> Iterator[None]:
     import seatrial.loops
     from seatrial.core.loop import Loop
     from seatrial.trial import runner
-    from trial.conftest import asked_once
-    from trial.fake import FakeLoop
-    from trial.test_kills import run_here
+    from tests.trial.conftest import asked_once
+    from tests.trial.fake import FakeLoop
+    from tests.trial.test_kills import run_here
 
     def get(_: object) -> Loop:
         return FakeLoop()
@@ -227,7 +227,7 @@ def fake_loop() -> Iterator[None]:
 
 def bisect(folder: Path) -> World:
     """The directory of a bisect."""
-    from regress.bisects import PLAN, answer, history, runs
+    from tests.bisect.bisects import PLAN, answer, history, runs
     from seatrial.bisect.bisect_records import Mark
     from seatrial.bisect.bisect_report import write_reports
     from seatrial.bisect.commit_history import HISTORY, CachedHistory
@@ -246,7 +246,7 @@ def bisect(folder: Path) -> World:
 
 def replayed(folder: Path) -> World:
     """The log of a `git bisect`."""
-    from regress.repos import build, linear
+    from tests.bisect.repos import build, linear
 
     repo = Path(tempfile.mkdtemp(prefix="seatrial-fuzz-git-"))
     atexit.register(shutil.rmtree, repo, ignore_errors=True)
@@ -292,7 +292,7 @@ def environments(folder: Path) -> World:
 
 def skills(folder: Path) -> World:
     """A project with skills installed."""
-    from cli.command import inside
+    from tests.cli.command import inside
 
     assert inside("skill", "install", "--to", folder / "skills").code == 0
     words = ("skill", "install", "--to", "{}/skills")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import seatrial as package
-from cli.command import environ, inside
+from tests.cli.command import environ, inside
 from seatrial import loops
 from seatrial.cli import new
 from seatrial.core import registry

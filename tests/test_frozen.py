@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import typer.main
 
-from cli.command import inside
-from proving.run_facts import clean
-from rollouts.served import QUICK, halves, run_in_process, serving, write_rows
+from tests.cli.command import inside
+from tests.checks.run_facts import clean
+from tests.rollouts.served import QUICK, halves, run_in_process, serving, write_rows
 from seatrial.cli import main
-from trial.conftest import Bench
-from trial.conftest import bench as bench  # a fixture
+from tests.trial.conftest import Bench
+from tests.trial.conftest import bench as bench  # a fixture
 
 FROZEN = Path(__file__).parent / "data" / "frozen"
 DATA = Path(__file__).parent / "data"

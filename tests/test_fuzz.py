@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cli.command import inside
-from fuzz import DATA, fuzz
+from tests.cli.command import inside
+from tests.fuzz import DATA, fuzz
 from seatrial.core.files import CUT, LINE, MOST_TELLING, PIECE, LeftOut, left_out_of, read_pieces
 from seatrial.evidence.lazy_redactor import LazyRedactor
 

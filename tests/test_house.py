@@ -234,5 +234,5 @@ def test_the_rules_see_a_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made = tmp_path / "metrics" / "bad.py"
     made.parent.mkdir()
     made.write_text("from seatrial.core import verdict\nfrom seatrial.cli import main\nimport torch\n")
-    monkeypatch.setattr("test_house.ROOT", tmp_path)
+    monkeypatch.setattr("tests.test_house.ROOT", tmp_path)
     assert misused(made) == ["cli", "torch"]

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-import whole
+from tests import whole
 
 
 def alone(words: tuple[str, ...]) -> tuple[str, ...]:

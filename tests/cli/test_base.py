@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trial.conftest import commit, git
+from tests.trial.conftest import commit, git
 
-from .command import inside
+from tests.cli.command import inside
 
 
 @pytest.fixture

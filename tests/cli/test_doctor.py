@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cli.command import Answer, inside
-from loops.tiny_model import make_model
+from tests.cli.command import Answer, inside
+from tests.loops.tiny_model import make_model
 from seatrial.cli import doctor
 from seatrial.core.errors import BlockedError, FindingCode, UserError
 from seatrial.core.loop import Context

@@ -11,7 +11,7 @@ from seatrial.core.records import Matrix, Rerun
 from seatrial.core.verdict import Verdict
 from seatrial.trial import analyses
 
-from .command import inside
+from tests.cli.command import inside
 
 
 class FakeCase:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .command import inside, seatrial
+from tests.cli.command import inside, seatrial
 
 DATA = Path(__file__).parents[1] / "data" / "trl"
 FULL = DATA / "grpo_full" / "console.log"

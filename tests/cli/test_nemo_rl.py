@@ -10,7 +10,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.records import Plan, RepoState
 from seatrial.loops import environments, get_loop, loop_of
 
-from .command import seatrial
+from tests.cli.command import seatrial
 
 NAMES = ["smoke", "lora-checkpoint", "refit", "megatron-generation", "parallelism", "architecture", "learning"]
 

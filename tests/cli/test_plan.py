@@ -13,7 +13,7 @@ import pytest
 
 from seatrial.loops import get_loop
 
-from .command import inside, seatrial
+from tests.cli.command import inside, seatrial
 
 pytestmark = pytest.mark.slow
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from proving.run_facts import NAMES, clean, of
-from proving.tiny_weights import weights
+from tests.checks.run_facts import NAMES, clean, of
+from tests.probes.tiny_weights import weights
 from seatrial.checks.refit_judge import TRANSPORTS, RefitRequest
 from seatrial.core.verdict import Verdict
 from seatrial.probes import refit_run
 from seatrial.probes.refit_run import RefitSetup, faults, probe_refit
 
-from .command import SEATRIAL, environ, inside
+from tests.cli.command import SEATRIAL, environ, inside
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.served import QUICK, halves, run_in_process, serving, write_rows
-from rollouts.stub import Stub
+from tests.rollouts.served import QUICK, halves, run_in_process, serving, write_rows
+from tests.rollouts.stub import Stub
 from seatrial.rollouts import campaign_rounds, collect_campaign
 from seatrial.rollouts.campaign_dir import CampaignDir, read_stop_file
 from seatrial.rollouts.manifest import load_campaign, load_manifest
 
-from .command import Answer, inside
+from tests.cli.command import Answer, inside
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.served import halves, serving, write_rows
+from tests.rollouts.served import halves, serving, write_rows
 
-from .command import SEATRIAL, environ, seatrial
+from tests.cli.command import SEATRIAL, environ, seatrial
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .command import Answer, inside
+from tests.cli.command import Answer, inside
 
 KNOWN = "xylo-phone-7731"
 PASSWORD = "Mango7" + "Tango8Out"

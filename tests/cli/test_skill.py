@@ -11,8 +11,8 @@ import pytest
 
 from seatrial.cli import skill
 
-from .command import inside
-from .mentions import all_flags, calls, problems
+from tests.cli.command import inside
+from tests.cli.mentions import all_flags, calls, problems
 
 ROOT = Path(__file__).parents[2]
 NAME = "seatrial-verl"

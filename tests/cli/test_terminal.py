@@ -21,7 +21,7 @@ from seatrial.core.records import CheckResult
 from seatrial.core.verdict import Boundary
 from seatrial.trial.progress import SideRunning, Stage
 
-from .command import inside
+from tests.cli.command import inside
 
 EVIL = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e[red]x[/red] [/] [link=http://evil]y"
 CONTROL = ("\x1b", "\x07", "\x9b", "\u202e")

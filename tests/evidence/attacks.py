@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from .shapes import AWS, B62, B64PW, HEX32, HEX40, OPENSSH, PEM, PEM_ROWS, PLAIN_PW, ROWS, UUID, WRAPPED, block
+from tests.evidence.shapes import AWS, B62, B64PW, HEX32, HEX40, OPENSSH, PEM, PEM_ROWS, PLAIN_PW, ROWS, UUID, WRAPPED, block
 
 P = PLAIN_PW
 S = "Xk29fQ7m" + "Lp4Z"

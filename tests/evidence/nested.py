@@ -5,7 +5,7 @@ Each is (name, text, secret); none of the lines in `HARMLESS_NESTED` may change.
 
 from __future__ import annotations
 
-from .shapes import AWS, B64PW, OPENSSH, PEM, PLAIN_PW, WORDS, block
+from tests.evidence.shapes import AWS, B64PW, OPENSSH, PEM, PLAIN_PW, WORDS, block
 
 P = PLAIN_PW
 

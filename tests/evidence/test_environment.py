@@ -16,7 +16,7 @@ from seatrial.core.verdict import Boundary
 from seatrial.runtime.command import NoAnswerError
 from seatrial.trial.staging import environment_differences, environment_record, fingerprint, gpu_names
 
-from .conftest import put
+from tests.evidence.conftest import put
 
 
 def script(path: Path, body: str) -> Path:

@@ -10,7 +10,7 @@ from seatrial.core.records import RepoState
 from seatrial.evidence.changes import ChangedCode, ChangedFile, ChangedFunction, changed_code
 from seatrial.evidence.imports import Executed, idle, limitations, required
 from seatrial.evidence.repos import repo_state
-from trial.conftest import commit, git
+from tests.trial.conftest import commit, git
 
 BASE = '''
 """Doc."""

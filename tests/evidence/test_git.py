@@ -14,7 +14,7 @@ from seatrial.evidence.git import commit_of, fields, git, printable, text, top_l
 from seatrial.evidence.repos import repo_state
 from seatrial.runtime.command import Answer, NoAnswerError
 
-from .conftest import MakeRepo, run_git
+from tests.evidence.conftest import MakeRepo, run_git
 
 
 def test_not_a_repository(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from seatrial.evidence import imports
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.instruments import provenance
 
-from .conftest import put
+from tests.evidence.conftest import put
 
 PROBE = Path(provenance.__file__)
 

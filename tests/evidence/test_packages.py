@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.evidence.repos import provided
 
-from .conftest import put
+from tests.evidence.conftest import put
 
 
 @pytest.mark.parametrize(

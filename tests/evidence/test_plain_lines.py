@@ -10,12 +10,12 @@ import pytest
 
 from seatrial.evidence.redact import Needs, PlainLines, Redactor
 
-from .attacks import ATTACKS, LATER
-from .harmless import RL_LINES
-from .nested import HARMLESS_NESTED, KEY_DUMPS, NESTED
-from .shapes import DUMPS, HARMLESS, SHAPES
-from .test_redact import LEFT_ALONE, SECRETS
-from .test_redact import SHAPES as TOKENS
+from tests.evidence.attacks import ATTACKS, LATER
+from tests.evidence.harmless import RL_LINES
+from tests.evidence.nested import HARMLESS_NESTED, KEY_DUMPS, NESTED
+from tests.evidence.shapes import DUMPS, HARMLESS, SHAPES
+from tests.evidence.test_redact import LEFT_ALONE, SECRETS
+from tests.evidence.test_redact import SHAPES as TOKENS
 
 ENVIRON = {"HF_TOKEN": "letters", "DB_PASSWORD": "with a blank, and more", "X_API_KEY": "12ab34-9876543", "PIN_PASSWORD": "83920117"}
 TEXTS = [

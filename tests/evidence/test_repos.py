@@ -15,7 +15,7 @@ from seatrial.evidence import repos
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import repo_state, repo_states, write_repos
 
-from .conftest import MakeRepo, commit, put, run_git
+from tests.evidence.conftest import MakeRepo, commit, put, run_git
 
 PLAIN = Redactor({})
 

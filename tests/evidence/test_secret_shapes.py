@@ -14,11 +14,11 @@ from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs, repo_state, write_repos
 from seatrial.runtime.process import LineLog
 
-from .attacks import ATTACKS, LATER
-from .conftest import MakeRepo, put, run_git
-from .harmless import RL_LINES
-from .nested import HARMLESS_NESTED, KEY_DUMPS, NESTED
-from .shapes import B62, DUMPS, HARMLESS, OPENSSH, PLAIN_PW, ROWS, SHAPES
+from tests.evidence.attacks import ATTACKS, LATER
+from tests.evidence.conftest import MakeRepo, put, run_git
+from tests.evidence.harmless import RL_LINES
+from tests.evidence.nested import HARMLESS_NESTED, KEY_DUMPS, NESTED
+from tests.evidence.shapes import B62, DUMPS, HARMLESS, OPENSSH, PLAIN_PW, ROWS, SHAPES
 
 PLAIN = Redactor({})
 PREFIXES = ("2026-11-18T12:00:00.123Z ", "(TaskRunner pid=4711) ", "[rank0]: ", "12:00:00 INFO worker: ", "\x1b[36m(Worker pid=7)\x1b[0m ")

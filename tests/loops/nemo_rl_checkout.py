@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.tiny_model import make_model
+from tests.loops.tiny_model import make_model
 from seatrial.core.loop import Context
 from seatrial.core.records import RepoState
 from seatrial.loops.nemo_rl import nemo_checkout

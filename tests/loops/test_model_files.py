@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loops.tiny_model import make_model, safetensors
+from tests.loops.tiny_model import make_model, safetensors
 from seatrial.core.errors import FindingCode, Severity
 from seatrial.core.files import LFS_POINTER
 from seatrial.core.loop import Context

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.nemo_rl_checkout import REAL, Bench, as_repository, make_bench, repo
+from tests.loops.nemo_rl_checkout import REAL, Bench, as_repository, make_bench, repo
 from seatrial.core.errors import BlockedError
 from seatrial.loops.nemo_rl import nemo_checkout
 from seatrial.loops.nemo_rl.nemo_checkout import ConfigSource, read_source

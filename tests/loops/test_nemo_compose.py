@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.nemo_rl_checkout import PYTHON, REAL, Bench, make_bench
+from tests.loops.nemo_rl_checkout import PYTHON, REAL, Bench, make_bench
 from seatrial.core.records import Finding
 from seatrial.loops.nemo_rl.nemo_preflight import ComposeRequest, config_findings, default_config
 from seatrial.loops.nemo_rl.script_dry_run import ScriptError, Training, record_script

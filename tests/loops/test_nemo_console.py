@@ -20,7 +20,7 @@ from seatrial.loops.nemo_rl.nemo_outputs import (
     steps_reached,
 )
 
-from .nemo_logs import CONFIG, CONTROLLER, LINE, POLICY, grpo_log, nested, printed_config
+from tests.loops.nemo_logs import CONFIG, CONTROLLER, LINE, POLICY, grpo_log, nested, printed_config
 
 TITLE = "Final config:\n"
 MEGATRON = {"policy.megatron_cfg.enabled": True, "policy.dtensor_cfg.enabled": False}

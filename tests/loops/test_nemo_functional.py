@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.nemo_driver import FOLDER, Stage, put
+from tests.loops.nemo_driver import FOLDER, Stage, put
 from seatrial.instruments.nemo_rl import run_functional, vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import DriverChild
 

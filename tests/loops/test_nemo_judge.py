@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.nemo_logs import grpo_log
+from tests.loops.nemo_logs import grpo_log
 from seatrial.core.verdict import Verdict
 from seatrial.loops import get_loop
 from seatrial.trial.files_judge import FileVerdict, judge_files

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.nemo_rl_checkout import Bench, on_gpus
+from tests.loops.nemo_rl_checkout import Bench, on_gpus
 from seatrial.core.errors import FindingCode
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding

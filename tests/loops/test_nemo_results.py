@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metrics.writer import write_series
+from tests.metrics.writer import write_series
 from seatrial.loops.nemo_rl import nemo_outputs
 
 

@@ -18,7 +18,7 @@ from seatrial.core.verdict import Verdict
 from seatrial.triage.signatures import GENERAL, load_signatures
 from seatrial.trial.level import read_diagnosis
 
-from .nemo_logs import HEADER, POLICY, VLLM, frames, grpo_log, raised
+from tests.loops.nemo_logs import HEADER, POLICY, VLLM, frames, grpo_log, raised
 
 HERE = Path(package.__path__[0])
 DATA = Path(__file__).parents[1] / "data" / "nemo_rl"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.nemo_rl_checkout import Bench, as_repository, make_bench
+from tests.loops.nemo_rl_checkout import Bench, as_repository, make_bench
 from seatrial.core.errors import BlockedError
 from seatrial.core.loop import Context
 from seatrial.instruments.nemo_rl import vendored_bridge

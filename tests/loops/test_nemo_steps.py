@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loops.test_nemo_proofs import GRPO, MEGATRON, Bench, config, ended, whole
+from tests.loops.test_nemo_proofs import GRPO, MEGATRON, Bench, config, ended, whole
 from seatrial.core.series import Metrics, Series
 from seatrial.core.verdict import Boundary
 from seatrial.loops.nemo_rl.nemo_metrics import agreed

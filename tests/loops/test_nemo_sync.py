@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.nemo_driver import Stage, commit, git, put
+from tests.loops.nemo_driver import Stage, commit, git, put
 from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import Failed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loops.nemo_rl_checkout import Bench, make_bench
+from tests.loops.nemo_rl_checkout import Bench, make_bench
 from seatrial.loops import get_loop
 from seatrial.loops.nemo_rl import nemo_runs
 from seatrial.loops.nemo_rl.nemo_checkout import generation

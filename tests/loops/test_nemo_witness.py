@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from loops.nemo_driver import SOURCE, VENDORED, Stage, commit, put
-from probes.world import World
+from tests.loops.nemo_driver import SOURCE, VENDORED, Stage, commit, put
+from tests.instruments.world import World
 from seatrial.core.loop import Context
 from seatrial.core.records import RepoState
 from seatrial.evidence.imports import judge_imports, read_executed, read_imports, read_loaded, unused
@@ -295,7 +295,7 @@ class RayStage(Stage):
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayStage]:
-    from launch.rays import environment
+    from tests.runtime.rays import environment
 
     found = environment()
     place = Path(tempfile.mkdtemp(prefix="st", dir="/tmp"))  # sockets have short names only

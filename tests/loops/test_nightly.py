@@ -16,7 +16,7 @@ from rich.table import Table
 from seatrial.core.errors import UserError
 from seatrial.loops.nightly_scripts import Nightly, describe_nightly
 
-from .nemo_rl_checkout import REAL, SOURCE
+from tests.loops.nemo_rl_checkout import REAL, SOURCE
 
 SCRIPT = "tests/test_suites/llm/grpo-small.v2.sh"
 BLOCK = """#!/bin/bash

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.verl_checkout import PYTHON, Bench, level, make_bench
+from tests.loops.verl_checkout import PYTHON, Bench, level, make_bench
 from seatrial.checks.probe_facts import claim_holds
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding

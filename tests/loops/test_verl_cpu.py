@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loops.tiny_model import make_model
+from tests.loops.tiny_model import make_model
 from seatrial.core.errors import FindingCode, UserError
 from seatrial.core.loop import Context, Phase
 from seatrial.core.records import Finding, RepoState

@@ -11,7 +11,7 @@ import pytest
 
 from seatrial.core.verdict import Verdict
 
-from .verl_logs import DATA, DONE, MILESTONES, RUNNER, SECOND, TRIAGE, WORKER, begun, failed, frames, healthy, judge, line, write
+from tests.loops.verl_logs import DATA, DONE, MILESTONES, RUNNER, SECOND, TRIAGE, WORKER, begun, failed, frames, healthy, judge, line, write
 
 PASS, FAIL, BLOCKED = Verdict.PASS, Verdict.FAIL, Verdict.BLOCKED
 TRACEBACK = "Traceback (most recent call last):"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loops.tiny_model import make_model
-from loops.verl_checkout import LADDER, PYTHON, Bench, level, on_gpus, repo
+from tests.loops.tiny_model import make_model
+from tests.loops.verl_checkout import LADDER, PYTHON, Bench, level, on_gpus, repo
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.loop import Context, Phase
 from seatrial.core.records import Finding

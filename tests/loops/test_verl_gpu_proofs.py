@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loops.verl_checkout import PYTHON, Bench, level, on_gpus, run_level, run_phase
-from loops.verl_logs import DATA
+from tests.loops.verl_checkout import PYTHON, Bench, level, on_gpus, run_level, run_phase
+from tests.loops.verl_logs import DATA
 from seatrial.core.records import CheckResult
 from seatrial.core.series import Metrics, Series
 from seatrial.evidence.imports import judge_imports, read_imports, read_loaded, unused

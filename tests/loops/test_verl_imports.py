@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from loops.verl_checkout import Bench, level, make_bench, run_phase
-from probes.world import World
+from tests.loops.verl_checkout import Bench, level, make_bench, run_phase
+from tests.instruments.world import World
 from seatrial.core.loop import Phase
 from seatrial.evidence.imports import judge_imports, read_imports, read_loaded
 from seatrial.instruments.verl.verl_process import main_module, process_kind
@@ -145,7 +145,7 @@ def test_a_worker_with_another_megatron_is_a_wrong_import(tmp_path: Path) -> Non
 @pytest.fixture
 def ray_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Bench, Path]]:
     """A bench without the stand-in for Ray, and an interpreter with the real one."""
-    from launch.rays import environment
+    from tests.runtime.rays import environment
 
     found = environment()
     place = Path(tempfile.mkdtemp(prefix="st", dir="/tmp"))  # sockets have short names only

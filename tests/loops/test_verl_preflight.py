@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loops.verl_checkout import PYTHON, Bench, on_gpus
+from tests.loops.verl_checkout import PYTHON, Bench, on_gpus
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding
 from seatrial.loops.verl import gpu_side as wrapper

@@ -12,7 +12,7 @@ import pytest
 from seatrial.core.verdict import Verdict
 from seatrial.trial.files_judge import FileVerdict
 
-from .verl_logs import (
+from tests.loops.verl_logs import (
     DATA,
     DONE,
     MILESTONES,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import seatrial
-from loops.tiny_model import make_model
+from tests.loops.tiny_model import make_model
 from seatrial.core.loop import Context, Phase, read_tables
 from seatrial.core.records import RepoState
 from seatrial.core.specs import Level

@@ -16,7 +16,7 @@ from typing import Any
 
 from seatrial.loops.nemo_rl.script_reader import assertions_in
 
-from .upstream_cases import cases
+from tests.metrics.upstream_cases import cases
 
 STORED = Path(__file__).parent.parent / "data" / "metrics" / "upstream_verdicts.json.gz"
 

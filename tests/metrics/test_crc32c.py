@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.metrics.tensorboard import crc32c, crc32c_many, masked
 
-from .writer import slow_crc32c, stored
+from tests.metrics.writer import slow_crc32c, stored
 
 
 def test_the_published_check_value() -> None:

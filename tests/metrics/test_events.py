@@ -10,7 +10,7 @@ from seatrial.core.errors import UserError
 from seatrial.metrics.readings import FileReading
 from seatrial.metrics.tensorboard import read_events
 
-from .writer import event, field, record, simple, tensor, varint, version, write_series
+from tests.metrics.writer import event, field, record, simple, tensor, varint, version, write_series
 
 DATA = Path(__file__).parent.parent / "data" / "metrics"
 

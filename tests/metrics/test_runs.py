@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import inside
+from tests.cli.command import inside
 from seatrial.core.errors import UserError
 from seatrial.metrics.read import read_metrics, read_run
 
-from .test_read import DATA, rows
-from .writer import write_series
+from tests.metrics.test_read import DATA, rows
+from tests.metrics.writer import write_series
 
 GOOD, BAD = {1: 0.5, 2: 0.4, 3: 0.3}, {1: 9.0, 2: 9.0}
 

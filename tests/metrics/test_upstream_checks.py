@@ -15,7 +15,7 @@ import pytest
 from seatrial.core.series import Metrics, Series
 from seatrial.metrics.checks import CheckSyntaxError, evaluate, parse
 
-from .upstream_cases import SHAPES, cases
+from tests.metrics.upstream_cases import SHAPES, cases
 
 ROOT = Path(__file__).parent.parent
 STORED: dict[str, Any] = json.loads(gzip.decompress((ROOT / "data" / "metrics" / "upstream_verdicts.json.gz").read_bytes()))

@@ -1,147 +1,189 @@
-"""The refit probe in the processes of a loop: how it starts, what it finds, and that it changes nothing else."""
+"""One look at a server that runs already, through a stand-in that answers the extension's calls."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import subprocess
-import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from probes.world import SOURCE
-from seatrial.instruments.engines import attach
-from seatrial.instruments.engines.recorder import RefitRecorder
-from seatrial.instruments.nemo_rl.run_functional import START
-from seatrial.instruments.refit import agreement
+from tests.probes.tiny_weights import weights
+from seatrial.checks.refit_judge import JudgedRefitProbe, RefitProbe, RefitRequest
+from seatrial.core.errors import BlockedError
+from seatrial.core.verdict import Verdict
+from seatrial.probes.refit_run import _why, ask_server, judge_attached, refit_summary
 
-STANDINS = Path(__file__).parent / "standins"
-VERL = "import verl.workers.rollout.vllm_rollout.utils as utils, verl.workers.rollout.vllm_rollout.bucketed_weight_transfer\n"
-NEMO = "import nemo_rl.models.generation.vllm.vllm_backend as utils, nemo_rl.models.policy.utils\n"
-SAY = "import sys\nprint(utils.__name__, any('seatrial' in type(finder).__module__ for finder in sys.meta_path))"
+NAMES = ["a.weight", "b.weight"]
 
 
-def run(code: str, path: list[Path], **variables: str) -> subprocess.CompletedProcess[str]:
-    """A process of a loop."""
-    told = {"PYTHONPATH": os.pathsep.join(map(str, [*path, SOURCE])), "PYTHONDONTWRITEBYTECODE": "1", **variables}
-    return subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, timeout=30, check=False)
+def answers() -> dict[str, Any]:
+    """What one rank of a healthy server says."""
+    empty: dict[str, Any] = {"shared": {}, "derived": {}, "constant": ["rope"], "idle": [], "unconsumed": {}, "unwritten": {}, "opaque": {}}
+    empty |= {"padding": {}, "never_changed": []}
+    return {
+        "seatrial_map": {"elements": 32, "runs": 2, "duplicates": {}, "restored": True, "misplaced": {}},
+        "seatrial_verify": {"wrong": {}, "names": 2, "methods": {"read": 2}, "version": 7},
+        "seatrial_coverage": {"fact": "coverage", "replica": "0", "tensors": 3, "written": NAMES, **empty},
+        "seatrial_version": {"version": 7, "incarnation": "life", "rank": 0},
+    }
 
 
-def rows(file: Path, fact: str) -> list[dict[str, Any]]:
-    """Facts of one kind."""
-    found = [json.loads(line) for line in file.read_text().splitlines()]
-    return [row for row in found if row["fact"] == fact]
+@contextmanager
+def serving(ranks: list[dict[str, Any]], calls: list[str], broken: str = "") -> Iterator[str]:
+    """A server with these ranks; the call `broken` fails."""
 
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+            name = body.get("method", self.path.partition("?")[0])
+            calls.append(name)
+            found = {"results": [rank[name] for rank in ranks]} if "method" in body else {}
+            self.send_response(500 if name == broken else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps(found).encode())
 
-def test_verl_starts_it_with_the_import_witness(tmp_path: Path) -> None:
-    told = {"VERL_USE_EXTERNAL_MODULES": "seatrial.instruments.verl.import_witness", "SEATRIAL_IMPORTS": str(tmp_path)}
-    facts = tmp_path / "facts.jsonl"
-    done = run(VERL + SAY, [STANDINS], **told, SEATRIAL_UNDER_TEST=f"verl={STANDINS}", SEATRIAL_REFIT_FACTS=str(facts))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [(row["module"].rpartition(".")[2], row["found"], row["missing"]) for row in rows(facts, "attached")] == [
-        ("utils", ["update_weights_from_ipc"], []),
-        ("bucketed_weight_transfer", ["async_send_weights"], []),
-    ]
-    assert len(rows(facts, "waiting")) == 1
-    loaded = (tmp_path / "loaded.jsonl").read_text()
-    assert "vllm_rollout/utils.py" in loaded, "the witness still sees what the probe wraps"
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
 
-
-def test_nemo_rl_starts_it_as_an_interpreter_starts(tmp_path: Path) -> None:
-    facts = tmp_path / "facts.jsonl"
-    done = run(NEMO + SAY, [START, STANDINS], SEATRIAL_REFIT_FACTS=str(facts))
-    assert (done.returncode, done.stderr) == (0, "")
-    generator, policy = rows(facts, "attached")
-    assert (generator["owner"], generator["stream"], generator["missing"]) == ("VllmInternalWorkerExtension", "_load_weights", [])
-    assert generator["methods"] == sorted(attach.METHODS)
-    assert (policy["found"], policy["missing"]) == (["stream_weights_via_ipc_zmq_impl"], ["stream_weights_via_http_impl"])
-
-
-def test_without_the_variable_nothing_happens(tmp_path: Path) -> None:
-    done = run(NEMO + SAY, [START, STANDINS])
-    assert (done.stdout, done.stderr) == ("nemo_rl.models.generation.vllm.vllm_backend False\n", "")
-    assert list(tmp_path.iterdir()) == []
-    assert attach.start({}, "verl") is None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @pytest.fixture
-def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place for modules named like upstream's, which are gone again after the test."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] == "nemo_rl":
-            del sys.modules[name]
+def checkpoint(tmp_path: Path) -> Path:
+    weights(tmp_path / "model.safetensors")
+    return tmp_path
 
 
-def write(root: Path, module: str, text: str) -> None:
-    """A module with its packages."""
-    file = root.joinpath(*module.split(".")).with_suffix(".py")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+def judged(checkpoint: Path, *ranks: dict[str, Any]) -> JudgedRefitProbe:
+    with serving(list(ranks), []) as url:
+        return judge_attached(ask_server(url, checkpoint, 5), RefitRequest(source="attach", engine=url, model=str(checkpoint)))
 
 
-def test_an_upstream_without_the_class_is_said(upstream: Path) -> None:
-    write(upstream, "nemo_rl.models.generation.vllm.vllm_backend", "class Renamed:\n    pass\n")
-    attach.start({"SEATRIAL_REFIT_FACTS": str(upstream / "facts")}, "nemo_rl")
-    importlib.import_module("nemo_rl.models.generation.vllm.vllm_backend")
-    (row,) = rows(upstream / "facts", "attached")
-    assert (row["owner_found"], row["found"]) == (False, [])
-    said = agreement.problems([row])
-    assert "nemo_rl.models.generation.vllm.vllm_backend: VllmInternalWorkerExtension is not there in this version" in said
-    assert "no process has a generator whose entry points are known here" in said
+def test_a_server_that_holds_the_files_passes(checkpoint: Path) -> None:
+    calls: list[str] = []
+    with serving([answers()], calls) as url:
+        found = judge_attached(ask_server(url, checkpoint, 5), RefitRequest(source="attach", engine=url, model="M"))
+    assert (found.verdict, found.reason) == (Verdict.PASS, "2 tensors are bit-equal: the server holds M")
+    assert calls[:2] == ["seatrial_version", "/pause"]
+    assert calls[-1] == "/resume"
+    assert any("one look" in text for text in found.limitations)
+    assert "1 buffers were compared with nothing: rope" in found.limitations
+    assert "Refits:" not in (
+        said := refit_summary(RefitProbe(seatrial="0", created="now", command=(), wanted=RefitRequest(source="attach"), judged=found), None)
+    )
+    assert said.startswith("Result: Pass - 2 tensors are bit-equal: the server")
 
 
-def test_older_entry_points_are_found_and_newer_ones_named_as_missing(upstream: Path) -> None:
-    text = "class VllmInternalWorkerExtension:\n    def update_weights_via_ipc_zmq(self):\n        return True\n"
-    write(upstream, "nemo_rl.models.generation.vllm.vllm_backend", text)
-    attach.start({"SEATRIAL_REFIT_FACTS": str(upstream / "facts")}, "nemo_rl")
-    importlib.import_module("nemo_rl.models.generation.vllm.vllm_backend")
-    (row,) = rows(upstream / "facts", "attached")
-    assert (row["found"], row["stream"]) == (["update_weights_via_ipc_zmq"], "")
-    assert row["missing"] == ["update_weights_from_collective", "nccl_reshard_refit", "finish_sparse_delta_refit"]
+def test_a_wrong_tensor_fails_with_its_runtime_name(checkpoint: Path) -> None:
+    rank = answers()
+    rank["seatrial_verify"]["wrong"] = {"a.weight": {"count": 3, "first": 0, "total": 16, "runtime": "fused.weight", "method": "read"}}
+    found = judged(checkpoint, rank)
+    assert found.verdict is Verdict.FAIL
+    assert "a.weight (layer a), held as fused.weight, on replica 0" in found.reason
 
 
-def test_a_module_that_was_imported_before_is_wrapped_and_said_to_be_late(upstream: Path) -> None:
-    write(upstream, "nemo_rl.utils.packed_tensor", "def packed_broadcast_producer(iterator, group, src, post_iter_func):\n    pass\n")
-    module = importlib.import_module("nemo_rl.utils.packed_tensor")
-    attach.start({"SEATRIAL_REFIT_FACTS": str(upstream / "facts")}, "nemo_rl")
-    assert rows(upstream / "facts", "waiting")[0]["late"] == ["nemo_rl.utils.packed_tensor"]
-    assert module.packed_broadcast_producer.__wrapped__ is not None
+def test_a_cast_is_not_called_bit_equal(checkpoint: Path) -> None:
+    rank = answers()
+    rank["seatrial_map"]["casts"] = dict.fromkeys(NAMES, "torch.float32 to torch.bfloat16")
+    found = judged(checkpoint, rank)
+    assert found.verdict is Verdict.PASS
+    assert found.reason.startswith("2 tensors are equal after the same cast (torch.float32 to torch.bfloat16): the server holds")
+    assert any("what it drops is not seen" in text for text in found.limitations)
 
 
-def test_a_module_that_cannot_be_imported_raises_what_it_raises(upstream: Path) -> None:
-    write(upstream, "nemo_rl.models.policy.utils", "raise ImportError('no vLLM here')\n")
-    attach.start({"SEATRIAL_REFIT_FACTS": str(upstream / "facts")}, "nemo_rl")
-    with pytest.raises(ImportError, match="no vLLM here"):
-        importlib.import_module("nemo_rl.models.policy.utils")
-    assert rows(upstream / "facts", "attached") == []
+@pytest.mark.parametrize(
+    ("call", "fields"),
+    [
+        ("seatrial_map", {"restored": False}),
+        ("seatrial_map", {"misplaced": {"fused.weight": "its slots are out of order"}}),
+        ("seatrial_map", {"elements": "many"}),
+        ("seatrial_verify", {"names": 0, "methods": {}}),
+        ("seatrial_verify", {"methods": {"read": 1}}),
+        ("seatrial_coverage", {"unconsumed": {"b.weight": 4}}),
+        ("seatrial_coverage", {"unwritten": {"x": 4}}),
+        ("seatrial_coverage", {"constant": ["a.weight"]}),
+        ("seatrial_coverage", {"tensors": 4}),
+        ("seatrial_coverage", {"constant": [], "moved": {"rope": "its bits changed with load 1"}}),
+        ("seatrial_coverage", {"opaque": {"b.weight": "it comes back changed"}}),
+        ("seatrial_verify", {"methods": {"compare": 2}}),
+    ],
+)
+def test_each_answer_can_fail_it(checkpoint: Path, call: str, fields: dict[str, Any]) -> None:
+    rank = answers()
+    rank[call].update(fields)
+    found = judged(checkpoint, rank)
+    assert found.verdict is Verdict.FAIL
+    assert found.reason.startswith("not proven: ")
 
 
-def test_started_twice_it_is_there_once(upstream: Path) -> None:
-    told = {"SEATRIAL_REFIT_FACTS": str(upstream / "facts")}
-    assert attach.start(told, "nemo_rl") is attach.start(told, "nemo_rl")
-    assert len(rows(upstream / "facts", "waiting")) == 1
+def test_ranks_must_agree_on_the_version(checkpoint: Path) -> None:
+    other = answers()
+    assert judged(checkpoint, answers(), other).verdict is Verdict.PASS
+    other["seatrial_version"]["version"] = 6
+    assert judged(checkpoint, answers(), other).verdict is Verdict.FAIL
 
 
-def test_what_the_probe_itself_meets_never_reaches_the_loop(upstream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise MemoryError("no room for the row")
+def test_what_cannot_be_shown_is_blocked(checkpoint: Path) -> None:
+    half = answers()
+    half["seatrial_coverage"]["unconsumed"] = {"a.weight": 8}
+    found = judged(checkpoint, half, half)
+    assert found.verdict is Verdict.BLOCKED
+    assert "sharded over ranks" in found.reason
+    opaque = answers()
+    opaque["seatrial_coverage"].update(tensors=0, written=[], opaque={"a.weight": "the loader quantises"})
+    assert "the loader quantises" in judged(checkpoint, opaque).reason
+    assert judged(checkpoint, opaque).verdict is Verdict.BLOCKED
 
-    monkeypatch.setattr("seatrial.instruments.facts.append", full)
-    monkeypatch.setattr("sys.stdout", (upstream / "out").open("w"))
-    sys.stdout.close()
-    recorder = RefitRecorder(str(upstream / "facts"), "nemo_rl")
-    with recorder.guard("here"):
-        raise KeyError("ours")
+
+def test_a_server_without_the_extension_is_blocked_and_resumed(checkpoint: Path) -> None:
+    calls: list[str] = []
+    with serving([answers()], calls, broken="seatrial_map") as url, pytest.raises(BlockedError) as caught:
+        ask_server(url, checkpoint, 5)
+    assert "/collective_rpc: status 500" in caught.value.message
+    assert "--worker-extension-cls" in caught.value.fix
+    assert calls[-1] == "/resume"
 
 
-def test_facts_that_cannot_be_written_break_nothing(upstream: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert attach.start({"SEATRIAL_REFIT_FACTS": str(upstream / "nowhere" / "facts")}, "nemo_rl") is not None
-    assert "seatrial: refit: cannot write the fact 'waiting'" in capsys.readouterr().out
+def test_a_server_that_cannot_be_looked_at_is_not_disturbed(checkpoint: Path) -> None:
+    calls: list[str] = []
+    with serving([answers()], calls, broken="seatrial_version") as url, pytest.raises(BlockedError):
+        ask_server(url, checkpoint, 5)
+    assert not [call for call in calls if "pause" in call]
+
+
+def test_a_server_that_is_not_there_is_blocked(checkpoint: Path) -> None:
+    with serving([], []) as url:
+        pass
+    with pytest.raises(BlockedError, match=f"nothing listens at {url}"):
+        ask_server(url, checkpoint, 5)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("POST u: status 500: 'Worker' object has no attribute 'seatrial_version'", "runs without our worker extension"),
+        ("POST u: status 404: no body", "no vLLM server in development mode"),
+        ("POST u: status 501: <!DOCTYPE HTML>", "no vLLM server in development mode"),
+        ("POST u: not JSON: '<html>'", "no vLLM server in development mode"),
+        ("POST u: no answer within 5 s: [Errno 111] Connection refused", "nothing listens at u"),
+        ("POST u: status 500: boom", "boom"),
+    ],
+)
+def test_what_an_error_means_is_said(said: str, meant: str) -> None:
+    message, fix = _why("u", said)
+    assert meant in message
+    assert "<" not in message
+    assert fix

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from real.attached import SIZE, VLLM, K, Model, Q, V, World, export, reused
+from tests.real.attached import SIZE, VLLM, K, Model, Q, V, World, export, reused
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.engines import attach, nemo_rl_hooks
 from seatrial.instruments.refit import agreement

@@ -10,8 +10,8 @@ from unittest import mock
 
 import torch
 
-from real.attach_cases import send
-from real.attached import VLLM, Model, World, export
+from tests.real.attach_cases import send
+from tests.real.attached import VLLM, Model, World, export
 from seatrial.instruments.engines import attach, nemo_rl_hooks
 from seatrial.instruments.engines import recorder as live
 from seatrial.instruments.refit import agreement

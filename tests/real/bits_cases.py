@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from probes import bits_reference as reference
+from tests.instruments import bits_reference as reference
 from seatrial.instruments.bits import delta, fingerprint, native, plain
 from seatrial.instruments.refit import payload
 from seatrial.instruments.refit.weight_transfer import Consumer, Producer

@@ -7,8 +7,8 @@ from unittest import SkipTest
 
 import torch
 
-from real.bits_cases import DTYPES, random_bits, raw, refused, same
-from real.delta_cases import KINDS, changed_at
+from tests.real.bits_cases import DTYPES, random_bits, raw, refused, same
+from tests.real.delta_cases import KINDS, changed_at
 from seatrial.instruments.bits import delta, fingerprint, gpu
 
 ABSENT = "no CUDA device"

@@ -11,8 +11,8 @@ from unittest import mock
 
 import torch
 
-from probes import bits_reference as reference
-from real.bits_cases import DTYPES, random_bits, raw, refused, same, without_c
+from tests.instruments import bits_reference as reference
+from tests.real.bits_cases import DTYPES, random_bits, raw, refused, same, without_c
 from seatrial.instruments.bits import delta, fingerprint, gpu, native, plain
 
 KINDS: tuple[delta.Kind, ...] = ("difference", "overwrite")

@@ -62,7 +62,7 @@ def run_cases(
                 f"the environment {environment} is not built in {cache.root}: run `seatrial env build {environment}`", pytrace=False
             )
         python = str(found.python)
-    path = os.pathsep.join(str(ROOT / part) for part in ("src", "packages/pytest-seatrial/src", "tests"))
+    path = os.pathsep.join(str(ROOT / part) for part in ("src", "packages/pytest-seatrial/src", ""))
     own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(extra or {})}
     with tempfile.TemporaryDirectory(prefix="seatrial-cases-") as place:
         done = run_command([python, Path(__file__), ROOT / file, place], SECONDS, cwd=ROOT, env={**os.environ, **own}, own_session=True)

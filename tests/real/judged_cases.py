@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from real.attached import VLLM, Model, World, export, reused
+from tests.real.attached import VLLM, Model, World, export, reused
 from seatrial.instruments.bits import fingerprint
 
 HALF = torch.bfloat16

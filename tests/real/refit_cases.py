@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from real.refit_world import KINDS, World, broken, flat, raised, recovers, refused
+from tests.real.refit_world import KINDS, World, broken, flat, raised, recovers, refused
 from seatrial.instruments.refit.weight_transfer import Consumer
 
 

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from real.refit_world import KINDS, World, broken, flat, raised, recovers, refused, weights
+from tests.real.refit_world import KINDS, World, broken, flat, raised, recovers, refused, weights
 from seatrial.instruments.bits import delta
 from seatrial.instruments.refit import payload
 from seatrial.instruments.refit.payload_header import TRANSPORTS

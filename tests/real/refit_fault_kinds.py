@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from real.fused import Rank, Shape, Weights
+from tests.real.fused import Rank, Shape, Weights
 from seatrial.instruments.refit.map_learner import bits
 
 TIED = ("model.embed_tokens.weight", "lm_head.weight")

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from real import fused
-from real.fused import Rank, Shape, Weights
-from real.plain import quantized, unconsumed
-from real.refit_fault_kinds import KINDS
-from real.refit_peers import Scene, SelfCompare, seen
+from tests.real import fused
+from tests.real.fused import Rank, Shape, Weights
+from tests.real.plain import quantized, unconsumed
+from tests.real.refit_fault_kinds import KINDS
+from tests.real.refit_peers import Scene, SelfCompare, seen
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
 from seatrial.instruments.refit.agreement import Ledger

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from real import fused
-from real.plain import Pairs, Plain, change_a, learned, quantized, raised, runs, unconsumed
+from tests.real import fused
+from tests.real.plain import Pairs, Plain, change_a, learned, quantized, raised, runs, unconsumed
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
 from seatrial.instruments.refit.map_learner import NotRestored, Saved

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from real.plain import Plain, raised
+from tests.real.plain import Plain, raised
 from seatrial.instruments.engines.transformers_generator import Covered, Generator, Remote, serve
 from seatrial.instruments.engines.transformers_loop import Loop, TrainedPolicy
 from seatrial.instruments.refit.refit_driver import RefitDriver

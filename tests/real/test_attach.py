@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from real.inside import run_cases
+from tests.real.inside import run_cases
 
 pytestmark = pytest.mark.real
 FILES = ("attach_cases.py", "attach_held_cases.py")

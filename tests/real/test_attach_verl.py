@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from real.inside import run_cases
+from tests.real.inside import run_cases
 
 pytestmark = pytest.mark.real
 FILE = Path(__file__).with_name("attach_verl_cases.py")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import git
-from .drive import PLAIN, call, hashes
-from .test_change import TRAINER, UTILS, checkout, prepend
+from tests.real.conftest import git
+from tests.real.drive import PLAIN, call, hashes
+from tests.real.test_change import TRAINER, UTILS, checkout, prepend
 
 pytestmark = pytest.mark.real
 

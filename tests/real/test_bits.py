@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from .inside import run_cases
+from tests.real.inside import run_cases
 
 pytestmark = pytest.mark.real
 

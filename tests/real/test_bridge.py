@@ -18,9 +18,9 @@ from seatrial.probes.bridge_run import BridgeSetup, probe_bridge
 from seatrial.probes.bridge_verdict import BridgeRequest, FamilyResult, JudgedBridgeProbe, RungResult
 from seatrial.runtime.command import run_command
 
-from .bridge_expected import ALL, DENSE, FAILS, LOOPS, RUNGS, TRIED, whole
-from .bridge_ladder import MINUTES, STEPS, missed, python
-from .inside import ROOT
+from tests.real.bridge_expected import ALL, DENSE, FAILS, LOOPS, RUNGS, TRIED, whole
+from tests.real.bridge_ladder import MINUTES, STEPS, missed, python
+from tests.real.inside import ROOT
 
 pytestmark = pytest.mark.real
 

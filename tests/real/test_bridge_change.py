@@ -11,9 +11,9 @@ import pytest
 
 from seatrial.core.verdict import ExitCode
 
-from .bridge_ladder import python
-from .conftest import git
-from .drive import call
+from tests.real.bridge_ladder import python
+from tests.real.conftest import git
+from tests.real.drive import call
 
 pytestmark = pytest.mark.real
 

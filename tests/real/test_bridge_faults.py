@@ -13,8 +13,8 @@ from seatrial.checks.probe_facts import Facts
 from seatrial.core.verdict import Verdict
 from seatrial.instruments.bridge.faults import FAULTS
 
-from .bridge_expected import ALL, LOOPS, RUNGS, TRIED
-from .bridge_ladder import Item, answer, climb, missed
+from tests.real.bridge_expected import ALL, LOOPS, RUNGS, TRIED
+from tests.real.bridge_ladder import Item, answer, climb, missed
 
 pytestmark = pytest.mark.real
 

@@ -15,8 +15,8 @@ from seatrial.core.records import Plan
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.runtime.environments import Environment
 
-from .conftest import git
-from .drive import PLAIN, Ran, call, hashes, run, says, start, wait_for
+from tests.real.conftest import git
+from tests.real.drive import PLAIN, Ran, call, hashes, run, says, start, wait_for
 
 pytestmark = pytest.mark.real
 

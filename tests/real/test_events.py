@@ -13,7 +13,7 @@ from seatrial.core.series import Metrics
 from seatrial.core.verdict import ExitCode
 from seatrial.metrics.read import read_metrics
 
-from .drive import Ran, call, run
+from tests.real.drive import Ran, call, run
 
 pytestmark = pytest.mark.real
 

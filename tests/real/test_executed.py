@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from probes.test_executed import SOURCE
+from tests.instruments.test_executed import SOURCE
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.evidence.imports import read_executed
 from seatrial.runtime.environments import Environment
 
-from .drive import PLAIN, run
-from .test_change import TRAINER, again, checkout, edit
+from tests.real.drive import PLAIN, run
+from tests.real.test_change import TRAINER, again, checkout, edit
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]
 

@@ -28,7 +28,7 @@ from seatrial.runtime.environments import Environment, Environments
 from seatrial.trial.judge import Evidence, Judgement, judge
 from seatrial.trial.level import read_level_metrics
 
-from .drive import PLAIN, Ran, call, processes_of, run
+from tests.real.drive import PLAIN, Ran, call, processes_of, run
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]  # level 3 starts three servers, one after another
 

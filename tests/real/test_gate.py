@@ -17,8 +17,8 @@ from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.loops import MEGATRON_CPU, environments
 from seatrial.runtime.environments import Environments
 
-from .conftest import git
-from .drive import processes_of, run
+from tests.real.conftest import git
+from tests.real.drive import processes_of, run
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 

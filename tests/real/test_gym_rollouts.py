@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
-from rollouts import gym_instance
-from rollouts.gym_instance import KEY, Loop, campaign, unit
-from rollouts.stub import Stub
+from tests.rollouts import gym_instance
+from tests.rollouts.gym_instance import KEY, Loop, campaign, unit
+from tests.rollouts.stub import Stub
 from seatrial.rollouts.backends.gym_backend import GymBackend, collect_with_gym
 from seatrial.rollouts.backends.gym_install import GYM_LOCK
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError, Unit

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import inside
+from tests.cli.command import inside
 
-from .inside import run_cases
+from tests.real.inside import run_cases
 
 pytestmark = pytest.mark.real
 PASS, FAIL = 0, 1

@@ -23,8 +23,8 @@ from seatrial.metrics.read import read_metrics
 from seatrial.report import build
 from seatrial.runtime.environments import Environment
 
-from .drive import Ran, call, environ, hashes, processes_of, run
-from .inside import run_cases, write_shadows
+from tests.real.drive import Ran, call, environ, hashes, processes_of, run
+from tests.real.inside import run_cases, write_shadows
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]  # level 3 starts three servers, one after another
 

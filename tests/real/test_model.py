@@ -17,7 +17,7 @@ from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.loops.host_findings import ModelUse, model_findings
 from seatrial.runtime.environments import Environment
 
-from .drive import environ, run
+from tests.real.drive import environ, run
 
 pytestmark = pytest.mark.real
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from loops.nemo_rl_checkout import Bench, as_repository, make_bench
+from tests.loops.nemo_rl_checkout import Bench, as_repository, make_bench
 from seatrial.core.records import LevelResult, Trial
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.evidence.repos import repo_states

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .drive import call
+from tests.real.drive import call
 
 pytestmark = pytest.mark.real
 

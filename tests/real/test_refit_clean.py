@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .inside import run_cases
+from tests.real.inside import run_cases
 
 CASES = ("case_deepseek_v3", "case_gpt2", "case_llama_untied", "case_qwen2_tied", "case_qwen3_moe")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .inside import run_cases
+from tests.real.inside import run_cases
 
 CASES = (
     "case_a_right_kernel_layout_is_explained_by_its_slots",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .inside import run_cases
+from tests.real.inside import run_cases
 
 CASES = (
     "case_a_clean_run_commits_every_refit",

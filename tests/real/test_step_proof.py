@@ -9,7 +9,7 @@ from bench.mutants.harness import Server, phases_of, run
 
 from seatrial.runtime.environments import Environment
 
-from .inside import run_cases, write_shadows
+from tests.real.inside import run_cases, write_shadows
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 

@@ -21,8 +21,8 @@ from seatrial.loops import environments
 from seatrial.loops.verl.cpu_settings import STRATEGIES
 from seatrial.runtime.environments import Environments
 
-from .conftest import git
-from .drive import Ran, processes_of, start
+from tests.real.conftest import git
+from tests.real.drive import Ran, processes_of, start
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]
 

@@ -17,9 +17,9 @@ from seatrial.core.verdict import ExitCode, Verdict
 from seatrial.loops import environments
 from seatrial.runtime.environments import Environments
 
-from .conftest import git
-from .drive import Ran, start
-from .inside import run_cases
+from tests.real.conftest import git
+from tests.real.drive import Ran, start
+from tests.real.inside import run_cases
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]
 

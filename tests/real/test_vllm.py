@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .inside import run_cases
+from tests.real.inside import run_cases
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from real.trl_knob_cases import OTHER, recorded, unseen
+from tests.real.trl_knob_cases import OTHER, recorded, unseen
 from seatrial.instruments.trl import trl_settings
 
 

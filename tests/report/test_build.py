@@ -11,7 +11,7 @@ from seatrial.core.records import Finding, ImportProof, LevelResult, Plan, Repor
 from seatrial.core.verdict import Boundary, Verdict, worst
 from seatrial.report.build import build_report
 
-from .trials import (
+from tests.report.trials import (
     IMPORTS,
     LADDER,
     LOSS,

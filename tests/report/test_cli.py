@@ -15,7 +15,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.files import write_json
 from seatrial.core.verdict import Verdict
 
-from .trials import LADDER, SIDE, TITLE, TRIALS, failed, passed, store_run
+from tests.report.trials import LADDER, SIDE, TITLE, TRIALS, failed, passed, store_run
 
 APP = typer.Typer()
 APP.command()(report)

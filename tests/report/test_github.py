@@ -10,7 +10,7 @@ from seatrial.report import ci
 from seatrial.report.build import build_report
 from seatrial.report.ci import ANNOTATION_LIMIT, SUMMARY_LIMIT, publish, step_summary
 
-from .trials import LADDER, TITLE, blocked_preflight, check, failed, level, passed, trial, write_run
+from tests.report.trials import LADDER, TITLE, blocked_preflight, check, failed, level, passed, trial, write_run
 
 
 def report(run_dir: Path, made: Trial) -> Report:

@@ -12,7 +12,7 @@ from seatrial.core.verdict import Boundary, Verdict
 from seatrial.report.build import build_report
 from seatrial.report.ci import junit_xml
 
-from .trials import LADDER, LOSS, TITLE, TRIALS, blocked_preflight, check, failed, level, passed, skipped_mix, trial, write_run
+from tests.report.trials import LADDER, LOSS, TITLE, TRIALS, blocked_preflight, check, failed, level, passed, skipped_mix, trial, write_run
 
 
 def suite_of(run_dir: Path, made: Trial, files: bool = True) -> ET.Element:

@@ -20,8 +20,8 @@ from seatrial.report.ci import junit_xml, step_summary
 from seatrial.report.html import report_html
 from seatrial.report.markdown import LONGEST, cell, code, prose
 
-from .test_github import report
-from .trials import level, trial
+from tests.report.test_github import report
+from tests.report.trials import level, trial
 
 RENDERER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 HOSTILE = [

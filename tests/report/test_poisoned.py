@@ -19,9 +19,9 @@ from seatrial.report.build import build_report, summary_md
 from seatrial.report.ci import junit_xml
 from seatrial.report.html import report_html
 
-from .test_html import Page
-from .test_markdown import HOSTILE, shape
-from .trials import LADDER, TITLE, TRIALS
+from tests.report.test_html import Page
+from tests.report.test_markdown import HOSTILE, shape
+from tests.report.trials import LADDER, TITLE, TRIALS
 
 ESC, BELL = "\x1b", "\x07"
 TERMINAL = f"{ESC}[2J{ESC}]8;;http://evil.example{ESC}\\click{ESC}]8;;{ESC}\\{ESC}]0;title{BELL}\x9b31m\x7f\r\nover\rwritten\b\b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rollouts.inputs_made import gym, jsonl
+from tests.rollouts.inputs_made import gym, jsonl
 
 KEYS = [(task, rollout) for task in (0, 1, 2) for rollout in (0, 1)]
 

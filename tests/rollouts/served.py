@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.stub import Stub
+from tests.rollouts.stub import Stub
 from seatrial.core.errors import BlockedError
 from seatrial.core.jobs import Batch
 from seatrial.rollouts import campaign_runner

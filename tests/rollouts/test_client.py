@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from rollouts.collecting import Told, fine, make, prompts
-from rollouts.collecting import run as collect_here
-from rollouts.served import halves, serving
-from rollouts.test_campaign import made
+from tests.rollouts.collecting import Told, fine, make, prompts
+from tests.rollouts.collecting import run as collect_here
+from tests.rollouts.served import halves, serving
+from tests.rollouts.test_campaign import made
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts import campaign_rounds, manifest
 from seatrial.rollouts.campaign import Campaign, Verify

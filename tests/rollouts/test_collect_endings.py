@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
+from tests.rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
 from seatrial.core.errors import BlockedError
 from seatrial.core.files import read_model
 from seatrial.core.verdict import Boundary

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
+from tests.rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
 from seatrial.rollouts import collect_engine
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Unit
 

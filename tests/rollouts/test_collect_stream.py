@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.collecting import Told, fine, heads, make, prompts, run
+from tests.rollouts.collecting import Told, fine, heads, make, prompts, run
 from seatrial.rollouts import collect_engine
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError, Streaming, Unit
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.collecting import Boxed, heads, make, rows
-from rollouts.stub import Stub, reply
+from tests.rollouts.collecting import Boxed, heads, make, rows
+from tests.rollouts.stub import Stub, reply
 from seatrial.rollouts import collect_engine
 from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.collecting import make
-from rollouts.served import halves, run_in_process, serving
+from tests.rollouts.collecting import make
+from tests.rollouts.served import halves, run_in_process, serving
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.jobs import Batch, Profile, UnitState, UnitStatus
 from seatrial.rollouts import campaign_dir, campaign_rounds, campaign_runner

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.collecting import QUICK, Boxed, heads, lines, make, run
-from rollouts.stub import Stub, reply
+from tests.rollouts.collecting import QUICK, Boxed, heads, lines, make, run
+from tests.rollouts.stub import Stub, reply
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign

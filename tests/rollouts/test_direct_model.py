@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.stub import Stub
+from tests.rollouts.stub import Stub
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts.backends import direct_backend as clients
 from seatrial.rollouts.backends.direct_backend import OpenAIClient, choose_model

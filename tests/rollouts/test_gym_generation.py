@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.gym_instance import KEY, NEWER, OLDER, Loop, campaign, fake_installation, hurry, unit
-from rollouts.stub import Stub
+from tests.rollouts.gym_instance import KEY, NEWER, OLDER, Loop, campaign, fake_installation, hurry, unit
+from tests.rollouts.stub import Stub
 from seatrial.core.errors import UserError
 from seatrial.rollouts.backends import gym_install
 from seatrial.rollouts.backends.gym_backend import GymBackend, collect_with_gym

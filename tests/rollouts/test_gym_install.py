@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.gym_instance import KEY, campaign, fake_installation
+from tests.rollouts.gym_instance import KEY, campaign, fake_installation
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts.backends import gym_install, gym_servers
 from seatrial.rollouts.backends.gym_install import GYM_LOCK

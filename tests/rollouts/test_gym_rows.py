@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.gym_instance import campaign, row, unit
+from tests.rollouts.gym_instance import campaign, row, unit
 from seatrial.rollouts.backends.gym_backend import body_of, outcome_of, readable, result_of
 from seatrial.rollouts.backends.openai_format import sort_sampling
 from seatrial.rollouts.manifest import NO_SEED

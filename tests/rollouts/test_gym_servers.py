@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rollouts.gym_instance import KEY, campaign, fake_installation, hurry
+from tests.rollouts.gym_instance import KEY, campaign, fake_installation, hurry
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts.backends.gym_guard import Guard
 from seatrial.rollouts.backends.gym_servers import GymServers, PolicyEndpoint

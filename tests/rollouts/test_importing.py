@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.imports_made import KEYS, gym_files, materialized, rollout, skills
-from rollouts.inputs_made import gym, jsonl, merged
+from tests.rollouts.imports_made import KEYS, gym_files, materialized, rollout, skills
+from tests.rollouts.inputs_made import gym, jsonl, merged
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.manifest import NO_SEED, Units, load_campaign, load_manifest

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.inputs_made import campaign, gym, plain
+from tests.rollouts.inputs_made import campaign, gym, plain
 from seatrial.rollouts.campaign import Campaign, Dataset, expected, prompt_messages
 from seatrial.rollouts.inputs import BadRowError, RowIds, agent_of, canonical, check_row, content_of, is_chosen, tags_of
 

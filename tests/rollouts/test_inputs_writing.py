@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.inputs_made import campaign, gym, jsonl, plain
+from tests.rollouts.inputs_made import campaign, gym, jsonl, plain
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.inputs import Written, write_inputs

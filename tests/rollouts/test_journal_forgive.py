@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollouts.profiled import attempt, campaign, failed, ok, questions, record
+from tests.rollouts.profiled import attempt, campaign, failed, ok, questions, record
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.journal.journal_scan import FAILED, OK, PENDING, Scanner, mark_for_retry
 from seatrial.rollouts.manifest import Units

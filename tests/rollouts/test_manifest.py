@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.inputs_made import campaign, jsonl, made, plain
+from tests.rollouts.inputs_made import campaign, jsonl, made, plain
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import read_json
 from seatrial.rollouts import manifest as manifests

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.profiled import attempt, campaign, failed, ok, questions, record
+from tests.rollouts.profiled import attempt, campaign, failed, ok, questions, record
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign_dir import CampaignDir

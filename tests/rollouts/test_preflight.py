@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.gym_instance import fake_installation
-from rollouts.test_campaign import SERVER, made
+from tests.rollouts.gym_instance import fake_installation
+from tests.rollouts.test_campaign import SERVER, made
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts import campaign_rounds, sandbox
 from seatrial.rollouts.backends import gym_install

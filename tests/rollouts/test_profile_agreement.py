@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.profiled import campaign, collected, ok, questions
+from tests.rollouts.profiled import campaign, collected, ok, questions
 from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.profile_data import Profile
 

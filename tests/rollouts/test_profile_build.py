@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.profiled import Result, attempt, campaign, collected, failed, ok, questions, record
+from tests.rollouts.profiled import Result, attempt, campaign, collected, failed, ok, questions, record
 from seatrial.core.errors import UserError
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign_dir import CampaignDir

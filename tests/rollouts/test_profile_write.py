@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.profiled import campaign, collected, failed, ok, questions
+from tests.rollouts.profiled import campaign, collected, failed, ok, questions
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_model
 from seatrial.rollouts.results.profile_build import make_profile

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.collecting import Boxed, Told, failing, heads, make, prompts, rows, run
+from tests.rollouts.collecting import Boxed, Told, failing, heads, make, prompts, rows, run
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir

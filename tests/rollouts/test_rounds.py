@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.test_campaign import SERVER, made
+from tests.rollouts.test_campaign import SERVER, made
 from seatrial.core.errors import UserError
 from seatrial.core.jobs import Batch
 from seatrial.rollouts import campaign_rounds

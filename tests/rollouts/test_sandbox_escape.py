@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollouts.sandboxes import LIMITS, left_over, needs_sandbox, ran
+from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox, ran
 from seatrial.rollouts.sandbox.sandbox import Sandbox
 
 ANYBODYS = "/usr/bin/python3.11"

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from rollouts.sandboxes import LIMITS
+from tests.rollouts.sandboxes import LIMITS
 from seatrial.rollouts.sandbox import sandbox_service as module
 from seatrial.rollouts.sandbox.sandbox_service import Service, host_name, is_loopback
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rollouts.sandboxes import LIMITS, left_over, needs_sandbox, ran, refusal
+from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox, ran, refusal
 from seatrial.core.errors import BlockedError
 from seatrial.rollouts.sandbox import bubblewrap
 from seatrial.rollouts.sandbox import sandbox as process

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rollouts.sandboxes import LIMITS, left_over, needs_sandbox
+from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox
 from seatrial.core.errors import BlockedError
 from seatrial.rollouts.sandbox.sandbox import SandboxError
 from seatrial.rollouts.sandbox.sandbox_service import Sessions, serve

@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from cli.command import inside
-from rollouts.served import halves, run_in_process, serving, write_rows
+from tests.cli.command import inside
+from tests.rollouts.served import halves, run_in_process, serving, write_rows
 from seatrial.rollouts import json_schemas
-from shipped_schemas import require_shipped
+from tests.shipped_schemas import require_shipped
 
 
 def fits(name: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.profiled import Result, campaign, collected, failed, ok, questions
+from tests.rollouts.profiled import Result, campaign, collected, failed, ok, questions
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.results.campaign_export import select_tasks

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollouts.imports_made import gym_files, rollout, skills
-from rollouts.inputs_made import campaign, jsonl, merged, plain
-from rollouts.profiled import attempt, failed, ok, record
+from tests.rollouts.imports_made import gym_files, rollout, skills
+from tests.rollouts.inputs_made import campaign, jsonl, merged, plain
+from tests.rollouts.profiled import attempt, failed, ok, record
 from seatrial.core.errors import UserError
 from seatrial.rollouts.backends.direct_backend import AGENT
 from seatrial.rollouts.campaign_dir import CampaignDir

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.profiled import attempt, campaign, collected, failed, ok, questions, record
+from tests.rollouts.profiled import attempt, campaign, collected, failed, ok, questions, record
 from seatrial.rollouts import campaign_rounds
 from seatrial.rollouts.campaign_dir import CampaignDir, ShardState, write_state, write_stop_file
 from seatrial.rollouts.campaign_runner import FRESH_S, StatusReader

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.inputs_made import campaign, jsonl, made, plain
+from tests.rollouts.inputs_made import campaign, jsonl, made, plain
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.manifest import NO_SEED, Manifest, Units, create_campaign, derive_seed

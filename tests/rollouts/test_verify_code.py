@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.sandboxes import LIMITS, left_over, needs_sandbox
-from rollouts.verifiers import failure, made, row, talk
+from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox
+from tests.rollouts.verifiers import failure, made, row, talk
 from seatrial.rollouts.rollout_record import Verifier
 from seatrial.rollouts.sandbox import bubblewrap
 from seatrial.rollouts.verifiers.process_verifiers import extract

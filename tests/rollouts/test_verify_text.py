@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.verifiers import failure, made, row, score
+from tests.rollouts.verifiers import failure, made, row, score
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError
 from seatrial.rollouts.verifiers.text_verifiers import boxed, last_line, undisturbed
 from seatrial.runtime.interrupt import Interruptible

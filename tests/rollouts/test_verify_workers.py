@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollouts.verifiers import failure, made, row, talk
+from tests.rollouts.verifiers import failure, made, row, talk
 from seatrial.core.errors import UserError
 from seatrial.rollouts.rollout_record import Verifier
 from seatrial.rollouts.verifiers.process_verifiers import bare, equivalence, load_function

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from loops.nemo_logs import grpo_log
+from tests.loops.nemo_logs import grpo_log
 from seatrial.loops import get_loop
 from seatrial.trial.files_judge import FileVerdict, judge_files
 

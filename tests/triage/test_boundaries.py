@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from loops.nemo_logs import grpo_log, raised
-from triage.runs import RUNNER, judged, traceback, trl_log, verl_log
+from tests.loops.nemo_logs import grpo_log, raised
+from tests.triage.runs import RUNNER, judged, traceback, trl_log, verl_log
 
 WORKER = "\x1b[36m(WorkerDict pid=4628)\x1b[0m "
 VLLM = "\x1b[36m(vLLMHttpServer pid=99)\x1b[0m "

@@ -14,8 +14,8 @@ from seatrial.loops import get_loop
 from seatrial.triage.diagnose import STEPS, diagnose
 from seatrial.triage.log import Line
 from seatrial.trial.level import read_diagnosis
-from triage.runs import LOGS, trl_log
-from triage.said import CALM, FAILED, WRONG
+from tests.triage.runs import LOGS, trl_log
+from tests.triage.said import CALM, FAILED, WRONG
 
 ORDER = ("trl", "verl", "trl", "verl", "nemo-rl")
 

@@ -15,7 +15,7 @@ from seatrial.triage import token_errors
 from seatrial.triage.token_errors import Histogram, collect
 from seatrial.triage.token_mismatch import localize
 
-from .token_rows import PROMPT, Off, row, rows
+from tests.triage.token_rows import PROMPT, Off, row, rows
 
 METRIC = "train/token_mult_prob_error"
 

@@ -11,7 +11,7 @@ from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
 from seatrial.trial.level import read_diagnosis
 
-from .runs import LOGS, judged, traceback, trl_log, verl_log
+from tests.triage.runs import LOGS, judged, traceback, trl_log, verl_log
 
 BLOCKED = Verdict.BLOCKED
 WORKER = "\x1b[36m(WorkerDict pid=4628)\x1b[0m "

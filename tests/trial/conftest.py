@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.children import wait_until
+from tests.runtime.children import wait_until
 from seatrial.core.loop import Context, SideTests
 from seatrial.core.records import Baseline, Finding, LevelResult, Plan, RepoState, Trial
 from seatrial.evidence.repos import repo_states
@@ -24,7 +24,7 @@ from seatrial.trial.progress import Event
 from seatrial.trial.staging import environment_record
 from seatrial.trial.trial_request import checkouts
 
-from .fake import FakeLoop
+from tests.trial.fake import FakeLoop
 
 
 def git(repo: Path, *arguments: str) -> str:

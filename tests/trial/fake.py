@@ -17,7 +17,7 @@ from seatrial.core.specs import CheckSpec, Concern, Level, Milestone, Signals, S
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.instruments.facts import LoopFault
 
-from .fake_process import STEPS
+from tests.trial.fake_process import STEPS
 
 PROCESS = Path(__file__).with_name("fake_process.py")
 LEVELS = tuple(

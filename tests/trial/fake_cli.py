@@ -10,12 +10,12 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import seatrial.loops
 from seatrial.cli.main import run
 from seatrial.core.loop import Loop
-from trial.fake import FakeLoop
+from tests.trial.fake import FakeLoop
 
 WORDS = {int(number): word for number, word in json.loads(os.environ.get("FAKE_WORDS", "{}")).items()}
 

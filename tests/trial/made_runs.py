@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from loops.nemo_logs import grpo_log
-from loops.verl_logs import MILESTONES, RUNNER
-from metrics import writer
+from tests.loops.nemo_logs import grpo_log
+from tests.loops.verl_logs import MILESTONES, RUNNER
+from tests.metrics import writer
 from seatrial.loops import get_loop
 from seatrial.trial.files_judge import FileVerdict, judge_files
 

@@ -20,9 +20,9 @@ from seatrial.trial.base_worktrees import base_of
 from seatrial.trial.progress import Compared, Event, Judged, Running
 from seatrial.trial.trial_request import checkouts
 
-from .conftest import Bench, asked_once, commit, git
-from .test_baseline import again, word, words, worktrees
-from .test_sides import WRITES, stand_in
+from tests.trial.conftest import Bench, asked_once, commit, git
+from tests.trial.test_baseline import again, word, words, worktrees
+from tests.trial.test_pre_tests import WRITES, stand_in
 
 
 def plan(bench: Bench, *paths: Path, levels: tuple[int, ...] = (0,), base: str | None = None) -> Plan:

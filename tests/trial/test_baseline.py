@@ -19,8 +19,8 @@ from seatrial.trial import baseline, run_dir, runner
 from seatrial.trial.base_worktrees import ahead, discard, ignored, lacks, other_changes, unchanged
 from seatrial.trial.progress import Event, Running, SideJudged, Stage
 
-from .conftest import Bench, commit, git
-from .test_sides import WRITES, stand_in
+from tests.trial.conftest import Bench, commit, git
+from tests.trial.test_pre_tests import WRITES, stand_in
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from seatrial.core.specs import Concern, Surface
 from seatrial.evidence.changes import ChangedLine
 from seatrial.trial.plan import Diff, LevelCause, read_diff, required
 
-from .fake import FakeLoop
+from tests.trial.fake import FakeLoop
 
 ROWS = (
     Concern(name="papers", package="pkg", globs=("docs/**", "*.md", "data/**"), unless=("data/packing/**",)),

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli.command import inside
+from tests.cli.command import inside
 from seatrial.core.errors import BlockedError, FindingCode, Severity
 from seatrial.core.files import room_at
 from seatrial.core.loop import Footprint
@@ -21,7 +21,7 @@ from seatrial.trial.plan import make_plan, requested
 from seatrial.trial.preflight import DiskNeed
 from seatrial.trial.staging import stage
 
-from .fake import FakeLoop
+from tests.trial.fake import FakeLoop
 
 RAY = Footprint(tmp_mb=300, shm_mb=200, ray=True)
 

@@ -21,7 +21,7 @@ from seatrial.core.verdict import Verdict
 from seatrial.functional.judge_script import ScriptRun, judge_script
 from seatrial.functional.plan_scripts import PlannedScript
 from seatrial.loops.nightly_scripts import Asserted, Functional
-from trial.made_runs import HEALTHY, NEMO_STEPS, Row, Run, with_nemo_log
+from tests.trial.made_runs import HEALTHY, NEMO_STEPS, Row, Run, with_nemo_log
 
 Change = Callable[[Run], Run]
 NAN, INF = math.nan, math.inf

@@ -16,7 +16,7 @@ from seatrial.core.verdict import Boundary, Verdict
 from seatrial.runtime.process import Outcome
 from seatrial.trial.pre_tests import judge_probe
 
-from .conftest import Bench, result
+from tests.trial.conftest import Bench, result
 
 pytestmark = pytest.mark.slow
 

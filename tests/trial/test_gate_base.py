@@ -16,7 +16,7 @@ from seatrial.core.verdict import Verdict
 from seatrial.evidence.repos import repo_state
 from seatrial.trial.pre_tests import excuse, failures, fresh
 
-from .conftest import Bench, commit, git
+from tests.trial.conftest import Bench, commit, git
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from seatrial.core.verdict import Verdict
-from trial.made_runs import HEALTHY, Row, Run, with_nemo_log
-from trial.test_falsified import Change, at, drop, end, healthy, put, rows_from, say, script, training
+from tests.trial.made_runs import HEALTHY, Row, Run, with_nemo_log
+from tests.trial.test_falsified import Change, at, drop, end, healthy, put, rows_from, say, script, training
 
 Vary = Callable[[int, Row], dict[str, Any]]
 

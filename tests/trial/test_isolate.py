@@ -19,8 +19,8 @@ from seatrial.report.markdown import matrix_md
 from seatrial.trial import analyses, runner
 from seatrial.trial.progress import Event, Running
 
-from .conftest import Bench, commit, git
-from .fake import FakeLoop
+from tests.trial.conftest import Bench, commit, git
+from tests.trial.fake import FakeLoop
 
 ONLY_FINE = Isolation("only-fine", (), "the other transports", options={"word": "fine"})
 MADE = (Isolation("fused-off", ("word=fine",), "the fused kernel", reduced=True), Isolation("short", ("word=stuck",), "long sequences"))

@@ -20,8 +20,8 @@ from seatrial.core.verdict import Verdict
 from seatrial.runtime.process import Outcome, ProcessSpec
 from seatrial.trial import run_dir, verify
 
-from . import fake_process
-from .conftest import Bench
+from tests.trial import fake_process
+from tests.trial.conftest import Bench
 
 WRITES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "shutil.copyfile", "shutil.copytree")
 STEP = 1 if os.environ.get("SEATRIAL_ALL_LEVELS") else 4

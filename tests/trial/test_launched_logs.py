@@ -11,8 +11,8 @@ from seatrial.core.log_text import Samples, is_sample, split_process, without_he
 from seatrial.core.verdict import Verdict
 from seatrial.loops import get_loop
 from seatrial.trial.files_judge import FileVerdict, judge_files
-from trial.made_runs import write_rows
-from trial.test_falsified import healthy
+from tests.trial.made_runs import write_rows
+from tests.trial.test_falsified import healthy
 
 HEADS = (
     "2026-11-15T01:02:03.123456Z ",

@@ -17,7 +17,7 @@ from seatrial.trial.level import read_diagnosis, read_level_metrics, write_level
 from seatrial.trial.progress import newest
 from seatrial.trial.staging import find_interpreter, stage
 
-from .fake import FakeLoop
+from tests.trial.fake import FakeLoop
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from unittest import mock
 
 import pytest
 
-from cli.command import Answer, inside
+from tests.cli.command import Answer, inside
 from seatrial.core.records import Cost, Plan, PlannedLevel, Trial
 from seatrial.trial import run_dir
 
-from .fake import LEVELS, FakeLoop
+from tests.trial.fake import LEVELS, FakeLoop
 
 LOW, SAME = 'max(data["train/loss"]) < 1', 'len(data["train/loss"]) >= 1'
 

@@ -19,7 +19,7 @@ from seatrial.core.loop import Footprint
 from seatrial.core.verdict import Boundary
 from seatrial.trial import preflight
 
-from .fake import FakeLoop
+from tests.trial.fake import FakeLoop
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from seatrial.core.specs import CheckSpec
 from seatrial.core.verdict import Verdict
 
-from .conftest import Bench, result
-from .fake import FakeLoop
+from tests.trial.conftest import Bench, result
+from tests.trial.fake import FakeLoop
 
 
 @pytest.mark.parametrize(

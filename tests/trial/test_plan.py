@@ -10,7 +10,7 @@ from seatrial.evidence.changes import ChangedLine
 from seatrial.loops import get_loop
 from seatrial.trial.plan import Diff, make_plan, parse_levels, requested, required, totals
 
-from .fake import FakeLoop
+from tests.trial.fake import FakeLoop
 
 TRL = get_loop("trl")
 

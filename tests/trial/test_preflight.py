@@ -18,8 +18,8 @@ from seatrial.trial import preflight
 from seatrial.trial import preflight as machine
 from seatrial.trial.plan import make_plan, requested
 
-from .fake import FakeLoop
-from .test_disk import with_room
+from tests.trial.fake import FakeLoop
+from tests.trial.test_disk import with_room
 
 
 def test_a_process_gets_our_import_path_and_nobody_elses() -> None:

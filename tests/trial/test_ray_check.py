@@ -16,7 +16,7 @@ from seatrial.trial.level import Limits, RunContext
 from seatrial.trial.preflight import RAY_NODES
 from seatrial.trial.runner import ray_findings
 
-from .fake import FakeLoop
+from tests.trial.fake import FakeLoop
 
 
 def bench(tmp_path: Path, answer: dict[str, Any] | None) -> RunContext:

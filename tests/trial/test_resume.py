@@ -15,7 +15,7 @@ from seatrial.core.verdict import Verdict
 from seatrial.trial import run_dir
 from seatrial.trial.progress import Event, Judged, Stage
 
-from .conftest import Bench, commit, result
+from tests.trial.conftest import Bench, commit, result
 
 pytestmark = pytest.mark.slow
 

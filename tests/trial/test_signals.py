@@ -15,12 +15,12 @@ from unittest import mock
 import psutil
 import pytest
 
-from cli.command import Answer, environ, inside
+from tests.cli.command import Answer, environ, inside
 from seatrial.core.files import read_model
 from seatrial.core.records import Report, Trial
 from seatrial.core.verdict import Verdict
 
-from .fake import FakeLoop
+from tests.trial.fake import FakeLoop
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from cli.command import Answer, inside
+from tests.cli.command import Answer, inside
 from seatrial.core.files import read_json, read_model, write_json
 from seatrial.core.records import Report, Trial
 from seatrial.core.verdict import Verdict
@@ -19,8 +19,8 @@ from seatrial.history import import_runs as history
 from seatrial.report.outcomes import OLDER
 from seatrial.trial import run_dir
 
-from .fake import FakeLoop
-from .test_signals import run_words
+from tests.trial.fake import FakeLoop
+from tests.trial.test_signals import run_words
 
 PASS, FAIL, BLOCKED = 0, 1, 99
 NAN = '{"step": 1, "train/loss": "NaN", "train/reward": 1}\n{"step": 2, "train/loss": 0.5, "train/reward": 2}\n'

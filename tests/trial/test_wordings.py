@@ -9,7 +9,7 @@ import pytest
 
 from seatrial.core.verdict import Verdict
 
-from .made_runs import Run, grpo, trl
+from tests.trial.made_runs import Run, grpo, trl
 
 NOT_FINITE = (
     *("gradients contain NaN", "advantages contain NaN values", "logits contain nan", "nan in advantages", "loss -> nan"),
