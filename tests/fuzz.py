@@ -28,10 +28,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.cli.command import Answer, inside
-from tests.fuzz_mutate import changed, rows_changed, written
-from tests.fuzz_parsers import PARSERS
-from tests.fuzz_worlds import WORLDS, World, damage, fake_loop
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.guarded import BadValue
 from seatrial.core.loop import Loop
@@ -39,6 +35,10 @@ from seatrial.core.series import Metrics, Series
 from seatrial.core.verdict import Boundary
 from seatrial.loops import get_loop
 from seatrial.runtime.environments import Environments
+from tests.cli.command import Answer, inside
+from tests.fuzz_mutate import changed, rows_changed, written
+from tests.fuzz_parsers import PARSERS
+from tests.fuzz_worlds import WORLDS, World, damage, fake_loop
 
 DATA = Path(__file__).parent / "data"
 LIMIT_S = 10
@@ -507,8 +507,8 @@ class Fuzzer:
 
     def trial(self, rng: random.Random) -> Answer:
         """trial.json and result.json, of `report` and `resume`."""
-        from tests.report.trials import TRIALS, write_run
         from seatrial.core.files import write_json
+        from tests.report.trials import TRIALS, write_run
 
         made = TRIALS[rng.choice(sorted(TRIALS))]()
         run = self.place / "run"

@@ -160,9 +160,9 @@ def weights(rng: random.Random, place: Path) -> None:
 
 def refit(rng: random.Random, place: Path) -> None:
     """A payload of a refit."""
-    from tests.instruments.test_refit_payload import written as payload_of
     from seatrial.instruments.refit import payload, payload_header
     from seatrial.instruments.refit.payload_header import RefitRefused
+    from tests.instruments.test_refit_payload import written as payload_of
 
     whole = payload_of()
     _, body, *_ = payload.PREAMBLE.unpack(whole[: payload.PREAMBLE.size])

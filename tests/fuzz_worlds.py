@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.fuzz_mutate import mutate
 from seatrial.core.files import write_json
 from seatrial.trial.level import Limits
+from tests.fuzz_mutate import mutate
 
 DATA = Path(__file__).parent / "data"
 Command = tuple[str, ...]
@@ -142,10 +142,10 @@ def over(folder: Path) -> World:
 
 def campaign(folder: Path) -> World:
     """A campaign with everything that merge and profile write."""
+    from seatrial.rollouts.journal.attempts import LeaseHolder
     from tests.cli.command import inside
     from tests.rollouts.profiled import Result, collected, failed, ok, questions
     from tests.rollouts.profiled import campaign as make
-    from seatrial.rollouts.journal.attempts import LeaseHolder
 
     results: list[list[Result]] = [
         [ok(1.0, "4", input_tokens=3, finish="stop"), ok(0.0), failed(), ok(0.5)],
@@ -227,12 +227,12 @@ def fake_loop() -> Iterator[None]:
 
 def bisect(folder: Path) -> World:
     """The directory of a bisect."""
-    from tests.bisect.bisects import PLAN, answer, history, runs
     from seatrial.bisect.bisect_records import Mark
     from seatrial.bisect.bisect_report import write_reports
     from seatrial.bisect.commit_history import HISTORY, CachedHistory
     from seatrial.core.files import write_text
     from seatrial.evidence.redact import Redactor
+    from tests.bisect.bisects import PLAN, answer, history, runs
 
     past = history(12)
     plan = PLAN.model_copy(update={"check": 'mean(data["reward"]) > 0.5', "repeat": 10})

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 import seatrial
-from tests.checks.run_facts import clean
-from tests.rollouts.served import halves, run_in_process, serving, write_rows
 from seatrial import api, loops
 from seatrial.core.loop import Loop
 from seatrial.core.records import CheckResult, LevelResult, replace
@@ -26,6 +24,8 @@ from seatrial.probes.probe_process import ProbeInterrupted
 from seatrial.runtime.interrupt import Interrupted
 from seatrial.trial import run_dir, runner
 from seatrial.trial.progress import Ended, Event, Running
+from tests.checks.run_facts import clean
+from tests.rollouts.served import halves, run_in_process, serving, write_rows
 from tests.trial.conftest import asked_once, commit, git
 from tests.trial.fake import FakeLoop
 

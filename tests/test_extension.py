@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 import seatrial as package
-from tests.cli.command import environ, inside
 from seatrial import loops
 from seatrial.cli import new
 from seatrial.core import registry
@@ -26,6 +25,7 @@ from seatrial.rollouts.campaign import SandboxLimits
 from seatrial.rollouts.rollout_record import InputRow
 from seatrial.rollouts.verifiers import installed_verifier, make_verifier
 from seatrial.triage.signatures import GENERAL, load_signatures
+from tests.cli.command import environ, inside
 
 Install = Callable[..., Path]
 SIGNATURE = '[[signature]]\nid = "{}"\npattern = "{}"\nboundary = "environment"\n'

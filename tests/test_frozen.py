@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from tests.cli.command import inside
-from tests.checks.run_facts import clean
-from tests.rollouts.served import QUICK, halves, run_in_process, serving, write_rows
 from seatrial.cli import main
+from tests.checks.run_facts import clean
+from tests.cli.command import inside
+from tests.rollouts.served import QUICK, halves, run_in_process, serving, write_rows
 from tests.trial.conftest import Bench
 from tests.trial.conftest import bench as bench  # a fixture
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import inside
-from tests.fuzz import DATA, fuzz
 from seatrial.core.files import CUT, LINE, MOST_TELLING, PIECE, LeftOut, left_out_of, read_pieces
 from seatrial.evidence.lazy_redactor import LazyRedactor
+from tests.cli.command import inside
+from tests.fuzz import DATA, fuzz
 
 
 def test_no_input_ends_in_a_crash_or_a_hang(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.runtime.wheels import make_wheel
-
 from tests.bisect.repos import Commit, Entry, Link, Script, build, gitmodules, linear, populate
+from tests.runtime.wheels import make_wheel
 
 BUILD = ("sh", "build.sh")
 COMMAND = ("{python}", "check.py")

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cli.command import SEATRIAL, environ, inside
 from seatrial.bisect import bisect_dir
 from seatrial.bisect.bisect_records import BisectRun, SkipKind
-
 from tests.bisect.repos import Commit, Entry, build, linear
+from tests.cli.command import SEATRIAL, environ, inside
 
 DEADLINE_S = 120.0
 CHECK = "number = int(open('number.txt').read())\nassert number < {first}, 'the loss is not finite'\n"

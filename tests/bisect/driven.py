@@ -15,7 +15,6 @@ from pathlib import Path
 from seatrial.bisect.bisect_records import BisectRun, Mark
 from seatrial.bisect.bisect_report import BisectReport
 from seatrial.core.files import read_model
-
 from tests.bisect.big import BUILD, COMMAND, Big
 
 SEATRIAL = (sys.executable, "-P", "-m", "seatrial.cli.main", "bisect")

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cli.command import Answer, environ, inside
 from seatrial.bisect import bisect_dir
 from seatrial.bisect.bisect_records import BisectRun
 from seatrial.bisect.bisect_report import BisectReport
 from seatrial.core.files import read_model
-
 from tests.bisect.repos import START, STEP, Commit, Entry, Script, build
+from tests.cli.command import Answer, environ, inside
 
 Changes = Mapping[int, Mapping[str, Entry]]
 """What some commits of a line do, by their places."""

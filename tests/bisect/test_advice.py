@@ -9,7 +9,6 @@ import pytest
 
 from seatrial.bisect.bisect_records import BisectPlan, BisectRun, EnvironmentPlan, Failure, Mark, Repo, SkipKind
 from seatrial.bisect.search_loop import for_failing_good, for_skip
-
 from tests.bisect.prepared import plan_of
 from tests.bisect.repos import Commit, build
 

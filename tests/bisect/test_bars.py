@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.runtime.environments import MARKER
-
 from tests.bisect.big import big_repository
 from tests.bisect.driven import Driven, drive
 from tests.bisect.untouched import untouched

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.wheels import make_wheel, only_local
 from seatrial.bisect.bisect_records import EnvironmentPlan
 from seatrial.bisect.environment_cache import BisectEnvironments, ReadyEnvironment
 from seatrial.bisect.lockfile import BuildFailed
-
 from tests.bisect.untouched import untouched
+from tests.runtime.wheels import make_wheel, only_local
 
 pytestmark = pytest.mark.slow  # pip installs something
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Answer, inside
-
 from tests.bisect.repos import Commit, build, linear, run_git
 from tests.bisect.untouched import look
+from tests.cli.command import Answer, inside
 
 HISTORY = [*linear(6, {"check.py": "import sys\n"}), Commit({"side.txt": "1\n"}, parents=(2,), tag="side"), Commit({}, parents=(5,))]
 

@@ -14,7 +14,6 @@ from seatrial.bisect.bisect_session import BisectSession, MissingRun, Runner
 from seatrial.bisect.culprit import check_other_repositories, try_state
 from seatrial.bisect.step_preparer import BisectStep, StepPreparer
 from seatrial.evidence.redact import Redactor
-
 from tests.bisect.prepared import plan_of
 
 GOOD, BAD, SKIP = Mark.GOOD, Mark.BAD, Mark.SKIP

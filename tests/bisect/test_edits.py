@@ -10,7 +10,6 @@ from seatrial.bisect.bisect_records import Edit, Pin, SkipKind
 from seatrial.bisect.git_stores import Stores, TreeError
 from seatrial.bisect.worktrees import apply_edits, apply_patches, check_edits, make_tree
 from seatrial.core.errors import UserError
-
 from tests.bisect.repos import Commit, Link, Script, build, gitmodules, run_git
 from tests.bisect.untouched import quiet, repo_of, untouched
 

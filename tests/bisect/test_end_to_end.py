@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.bisect.bisect_records import SkipKind
-
 from tests.bisect.calls import CHECK, Place, numbers
 from tests.bisect.repos import Commit, linear, run_git
 from tests.bisect.untouched import untouched

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import SEATRIAL
 from seatrial.bisect.bisect_records import SkipKind
-
 from tests.bisect.calls import CHECK, Place, numbers
 from tests.bisect.repos import Commit, Entry, Link, Script, build, linear, populate, run_git, submodule
 from tests.bisect.untouched import Seen, look, untouched
+from tests.cli.command import SEATRIAL
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.wheels import make_wheel
 from seatrial.bisect.bisect_records import Mark, SkipKind
-
 from tests.bisect.calls import CHECK, Place, numbers
+from tests.runtime.wheels import make_wheel
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,6 @@ from seatrial.bisect.bisect_session import BisectSession
 from seatrial.bisect.judge_run import threshold
 from seatrial.bisect.search_loop import side
 from seatrial.core.errors import UserError
-
 from tests.bisect.bisects import history
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.wheels import make_wheel, only_local
 from seatrial.bisect.bisect_records import EnvironmentPlan
 from seatrial.bisect.environment_cache import BisectEnvironments, Complete, ReadyEnvironment, contents
 from seatrial.bisect.lockfile import BuildFailed
 from seatrial.core import files
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.runtime.filelock import exclusive
+from tests.runtime.wheels import make_wheel, only_local
 
 pytestmark = pytest.mark.slow  # nearly every test here lets pip build something
 

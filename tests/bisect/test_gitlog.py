@@ -14,7 +14,6 @@ from seatrial.bisect import git_bisect_log
 from seatrial.bisect.bisect_records import BisectAnswer, BisectRun, History, Mark, SkipKind
 from seatrial.core.errors import UserError
 from seatrial.evidence.redact import Redactor
-
 from tests.bisect.bisects import answer, history, run, runs
 from tests.bisect.repos import Commit, build, linear, run_git
 

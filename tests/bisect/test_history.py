@@ -10,7 +10,6 @@ import pytest
 from seatrial.bisect.bisect_records import History, Pin, Repo
 from seatrial.bisect.commit_history import exists, introduced, missing_words, read_history, resolve_commit, uncommitted
 from seatrial.core.errors import UserError
-
 from tests.bisect.repos import Commit, Entry, Link, build, linear, run_git
 
 

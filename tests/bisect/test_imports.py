@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from seatrial import loops
-
 from tests.bisect.repos import build, linear
 
 MOST = 120

@@ -11,7 +11,6 @@ from seatrial.bisect.bisect_runner import current_answer
 from seatrial.bisect.git_stores import machine_or_tree
 from seatrial.bisect.posterior import SearchSettings, answer, assess, bits, known_by_contents
 from seatrial.core.errors import UserError
-
 from tests.bisect.bisects import history, runs
 from tests.bisect.calls import Place
 from tests.bisect.repos import Commit

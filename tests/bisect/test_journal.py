@@ -12,7 +12,6 @@ import pytest
 from seatrial.bisect import bisect_dir
 from seatrial.bisect.bisect_records import BisectRun, Failure, Mark, SkipKind
 from seatrial.core.errors import UserError
-
 from tests.bisect.bisects import history, run
 
 PAST = history(4)

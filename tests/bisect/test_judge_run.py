@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.bisect.ended import ASSERTION, CHECK, LIMIT, TESTS, Runs, plan, text
 from seatrial.bisect import judge_run as module
 from seatrial.bisect.bisect_records import Failure, Mark, SkipKind
 from seatrial.bisect.judge_run import observe
@@ -19,6 +18,7 @@ from seatrial.core.records import CheckResult, Diagnosis, LevelResult, Trial
 from seatrial.core.records import Plan as TrialPlan
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops.nightly_scripts import Nightly
+from tests.bisect.ended import ASSERTION, CHECK, LIMIT, TESTS, Runs, plan, text
 
 
 @pytest.fixture

@@ -24,16 +24,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runtime.wheels import make_wheel
 from seatrial.bisect.bisect_dir import read_runs
 from seatrial.bisect.bisect_records import BisectAnswer
 from seatrial.bisect.bisect_report import BisectReport
 from seatrial.core.files import read_model
 from seatrial.runtime.environments import MARKER
-
 from tests.bisect.driven import SEATRIAL
 from tests.bisect.repos import Commit, Script, build, linear, populate, submodule
 from tests.bisect.untouched import untouched
+from tests.runtime.wheels import make_wheel
 
 pytestmark = pytest.mark.slow
 

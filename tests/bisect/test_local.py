@@ -23,7 +23,6 @@ from seatrial.core.errors import BlockedError
 from seatrial.evidence.redact import Redactor
 from seatrial.runtime.interrupt import Interrupted, Interruptible
 from seatrial.runtime.process import pid_file
-
 from tests.bisect.prepared import plan_of, prepared_of
 
 slow = pytest.mark.slow

@@ -12,7 +12,6 @@ from seatrial.bisect.environment_cache import BisectEnvironments, detect_environ
 from seatrial.bisect.lockfile import MACHINE, BuildFailed, by_machine, read_wanted
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.triage.signatures import GENERAL, load_signatures
-
 from tests.bisect.repos import Commit, build
 
 PIP = EnvironmentPlan(kind="pip", lock="requirements.txt")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.bisect.ended import ASSERTION, CHECK, LIMIT, TESTS, Runs
 from seatrial.bisect.bisect_records import Mark, SkipKind
 from seatrial.bisect.judge_run import threshold
 from seatrial.bisect.noise_models import Threshold
 from seatrial.core.errors import UserError
 from seatrial.metrics.checks import CheckSyntaxError
+from tests.bisect.ended import ASSERTION, CHECK, LIMIT, TESTS, Runs
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from seatrial.bisect.bisect_records import COPIED, BisectAnswer, BisectRun, History, Mark
 from seatrial.bisect.noise_models import MarksModel, MeansModel, Tally, Threshold, measure_scatter, robust_deviation
 from seatrial.bisect.posterior import SearchSettings, answer, assess, choose_points
-
 from tests.bisect.bisects import history, run, runs
 
 LIMIT = Threshold(0.5, good_below=True)

@@ -8,11 +8,10 @@ import sys
 
 import pytest
 
-from tests.runtime.wheels import make_wheel
 from seatrial.bisect.bisect_records import EnvironmentPlan
 from seatrial.bisect.lockfile import BuildFailed
-
 from tests.bisect.test_environments import PIP, SHOW, House, house, output
+from tests.runtime.wheels import make_wheel
 
 __all__ = ["house"]
 

@@ -15,7 +15,6 @@ from seatrial.bisect.git_stores import Stores
 from seatrial.bisect.posterior import known_by_contents
 from seatrial.bisect.step_preparer import BisectStep, StepPreparer
 from seatrial.core.errors import UserError
-
 from tests.bisect.bisects import runs
 from tests.bisect.repos import Commit, build
 from tests.bisect.untouched import look, quiet

@@ -18,7 +18,6 @@ from seatrial.bisect.bisect_report import BisectReport, bisect_summary, page, wr
 from seatrial.bisect.bisect_view import BisectView, percent
 from seatrial.evidence.redact import Redactor
 from seatrial.report.markdown import code, pieces, prose
-
 from tests.bisect.bisects import PLAN, TWO, answer, history, run, runs, view
 
 GOOD, BAD, SKIP = Mark.GOOD, Mark.BAD, Mark.SKIP

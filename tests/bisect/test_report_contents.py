@@ -13,7 +13,6 @@ from seatrial.bisect.noise_models import Threshold
 from seatrial.bisect.posterior import SearchSettings, answer, assess
 from seatrial.bisect.search_loop import progress
 from seatrial.bisect.worktrees import unchanged
-
 from tests.bisect.bisects import PLAN, history, run, runs, view
 from tests.bisect.bisects import answer as told
 from tests.bisect.test_report import CHECK, FOUND, PAST, ROWS, VALUES, plain, section

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.bisect.bisect_records import Mark
-
 from tests.bisect.calls import CHECK, DEADLINE_S, Bisected, Place, numbers, wait_for
 from tests.bisect.repos import run_git
 from tests.bisect.untouched import untouched

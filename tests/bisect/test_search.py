@@ -10,7 +10,6 @@ import pytest
 
 from seatrial.bisect.bisect_records import COPIED, BisectAnswer, BisectRun, History, Mark
 from seatrial.bisect.posterior import SearchSettings, answer, assess, bits, choose_points, known_by_contents, rounds_needed, useless
-
 from tests.bisect.bisects import history, run, runs
 
 EXACT = SearchSettings(repeat=1, confidence=0.99, metric=None)

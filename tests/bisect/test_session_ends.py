@@ -12,7 +12,6 @@ from seatrial.bisect.bisect_session import BisectSession, Runner
 from seatrial.bisect.step_preparer import BisectStep, PreparedStep, StepPreparer
 from seatrial.core.errors import UserError
 from seatrial.evidence.redact import Redactor
-
 from tests.bisect.bisects import history
 from tests.bisect.prepared import plan_of
 

@@ -11,7 +11,6 @@ import pytest
 
 from seatrial.bisect.step_preparer import begun, step_command, step_variables, write_step
 from seatrial.core.errors import UserError
-
 from tests.bisect.prepared import plan_of, prepared_of, ready_of, step_of
 
 PATH = {"PATH": os.environ["PATH"]}

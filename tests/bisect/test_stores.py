@@ -10,7 +10,6 @@ from seatrial.bisect import git_stores as fetching
 from seatrial.bisect.bisect_records import SkipKind
 from seatrial.bisect.git_stores import FetchFailed, Stores, TreeError, declared, gitlink, resolve_url
 from seatrial.evidence.git import commit_of, git, line
-
 from tests.bisect.repos import Commit, Link, build, gitmodules, linear, populate, run_git, submodule
 from tests.bisect.untouched import quiet, repo_of, untouched
 

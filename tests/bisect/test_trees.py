@@ -18,7 +18,6 @@ from seatrial.bisect.worktrees import make_tree, moved_submodules, remove_tree
 from seatrial.core.errors import UserError
 from seatrial.core.files import LFS_POINTER as POINTER
 from seatrial.evidence.git import commit_of, git
-
 from tests.bisect.repos import Commit, Entry, Link, Symlink, build, gitmodules, linear, populate, run_git, submodule
 from tests.bisect.untouched import quiet, repo_of, untouched
 

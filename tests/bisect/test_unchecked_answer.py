@@ -17,7 +17,6 @@ from seatrial.bisect.runners import JOB, JOBS, job_of
 from seatrial.core.files import write_json
 from seatrial.core.jobs import Batch, Profile, Submission
 from seatrial.runtime import jobdir
-
 from tests.bisect.bisects import answer, history
 from tests.bisect.calls import Place
 from tests.bisect.prepared import plan_of, prepared_of

@@ -8,7 +8,6 @@ import pytest
 
 from seatrial.core.errors import UserError
 from seatrial.probes.probe_process import require_weights
-
 from tests.probes.tiny_weights import weights
 
 

@@ -7,7 +7,6 @@ import pytest
 from seatrial.checks.refit_judge import judge_refit_probe
 from seatrial.checks.refit_weights import SeenWeights, differing_tensors, looks_like
 from seatrial.core.verdict import Verdict
-
 from tests.checks.run_facts import DRIVER, NAMES, clean, facts, hashes, of
 
 EMBED, Q0, Q1, Q2, NORM = NAMES

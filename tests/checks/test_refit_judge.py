@@ -13,7 +13,6 @@ from seatrial.checks.refit_judge import MISMATCH, STAMPED, VERSIONS, WHOLE, Refi
 from seatrial.checks.refit_weights import BASE, COMMITTED, REFUSED
 from seatrial.core.series import Damage
 from seatrial.core.verdict import Boundary, Verdict
-
 from tests.checks.run_facts import DRIVER, FOREIGN, NAMES, STEPS, clean, facts, hooked, missed, of
 
 Falsify = Callable[[list[Row]], Any]

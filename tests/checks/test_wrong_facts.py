@@ -14,7 +14,6 @@ from seatrial.checks.probe_facts import Row, read_facts
 from seatrial.checks.refit_judge import RefitProbe, RefitRequest, judge_refit_probe
 from seatrial.core.verdict import Verdict
 from seatrial.probes.refit_run import refit_summary, refit_table
-
 from tests.checks.run_facts import DRIVER, FOREIGN, NAMES, clean, facts, hooked, of
 
 Lie = Callable[[list[Row]], Any]

@@ -22,11 +22,10 @@ from seatrial.core.records import Trial
 from seatrial.core.verdict import Verdict
 from seatrial.runtime.jobdir import job_dir
 from seatrial.trial import run_dir
+from tests.cli.command import environ, inside
 from tests.trial.conftest import asked_once
 from tests.trial.fake import FakeLoop
 from tests.trial.fake_slurm import FakeSlurm, leave_result, make_slurm
-
-from tests.cli.command import environ, inside
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trial.conftest import commit, git
-
 from tests.cli.command import inside
+from tests.trial.conftest import commit, git
 
 
 @pytest.fixture

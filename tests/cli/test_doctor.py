@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import Answer, inside
-from tests.loops.tiny_model import make_model
 from seatrial.cli import doctor
 from seatrial.core.errors import BlockedError, FindingCode, UserError
 from seatrial.core.loop import Context
@@ -22,6 +20,8 @@ from seatrial.loops import names
 from seatrial.loops.trl.loop import Trl
 from seatrial.runtime.filelock import exclusive
 from seatrial.trial import staging
+from tests.cli.command import Answer, inside
+from tests.loops.tiny_model import make_model
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import pytest
 from seatrial.core.records import Matrix, Rerun
 from seatrial.core.verdict import Verdict
 from seatrial.trial import analyses
-
 from tests.cli.command import inside
 
 

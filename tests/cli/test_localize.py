@@ -13,10 +13,9 @@ from seatrial.core.records import Cost, LevelResult, Plan, PlannedLevel, Trial
 from seatrial.core.series import TokenRow
 from seatrial.core.verdict import Verdict
 from seatrial.trial import analyses
+from tests.cli.command import inside
 from tests.triage.token_rows import row, rows
 from tests.trial.fake import FakeLoop
-
-from tests.cli.command import inside
 
 NAMES = {0: "smoke", 1: "second"}
 

@@ -18,7 +18,6 @@ import seatrial as package
 from seatrial.cli import main
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.verdict import Boundary
-
 from tests.cli.command import SEATRIAL, inside, seatrial
 
 BLOCKED = Path(__file__).parents[1] / "data" / "trl" / "made" / "unknown_argument" / "console.log"

@@ -9,7 +9,6 @@ import pytest
 from seatrial.core.errors import UserError
 from seatrial.core.records import Plan, RepoState
 from seatrial.loops import environments, get_loop, loop_of
-
 from tests.cli.command import seatrial
 
 NAMES = ["smoke", "lora-checkpoint", "refit", "megatron-generation", "parallelism", "architecture", "learning"]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from seatrial.loops import get_loop
-
 from tests.cli.command import inside, seatrial
 
 pytestmark = pytest.mark.slow

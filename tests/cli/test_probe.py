@@ -13,14 +13,13 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from tests.checks.run_facts import NAMES, clean, of
-from tests.probes.tiny_weights import weights
 from seatrial.checks.refit_judge import TRANSPORTS, RefitRequest
 from seatrial.core.verdict import Verdict
 from seatrial.probes import refit_run
 from seatrial.probes.refit_run import RefitSetup, faults, probe_refit
-
+from tests.checks.run_facts import NAMES, clean, of
 from tests.cli.command import SEATRIAL, environ, inside
+from tests.probes.tiny_weights import weights
 
 pytestmark = pytest.mark.slow
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.probes.tiny_weights import weights
 from seatrial.core.verdict import Verdict
 from seatrial.instruments.bridge.faults import FAULTS
 from seatrial.instruments.bridge.rungs import FAMILIES, RUNNING, STOPPED, TABLE
 from seatrial.probes.bridge_run import BridgeSetup, require_models, require_rungs
 from seatrial.probes.bridge_verdict import JudgedBridgeProbe
-
 from tests.cli.command import inside
+from tests.probes.tiny_weights import weights
 
 
 @pytest.fixture

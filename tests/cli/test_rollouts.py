@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollouts.served import QUICK, halves, run_in_process, serving, write_rows
-from tests.rollouts.stub import Stub
 from seatrial.rollouts import campaign_rounds, collect_campaign
 from seatrial.rollouts.campaign_dir import CampaignDir, read_stop_file
 from seatrial.rollouts.manifest import load_campaign, load_manifest
-
 from tests.cli.command import Answer, inside
+from tests.rollouts.served import QUICK, halves, run_in_process, serving, write_rows
+from tests.rollouts.stub import Stub
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.rollouts.served import halves, serving, write_rows
-
 from tests.cli.command import SEATRIAL, environ, seatrial
+from tests.rollouts.served import halves, serving, write_rows
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.rollouts.campaign_dir import CampaignDir
+from tests.cli.command import inside
 from tests.rollouts.profiled import campaign, collected, ok, questions
 from tests.rollouts.served import halves, run_in_process, serving, write_rows
-from seatrial.rollouts.campaign_dir import CampaignDir
-
-from tests.cli.command import inside
 
 pytestmark = pytest.mark.slow
 

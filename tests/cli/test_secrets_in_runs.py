@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.served import QUICK, run_in_process, serving
-from tests.rollouts.stub import Stub
 from seatrial.cli import hermetic
 from seatrial.functional.hermetic import ExecutionPlace
 from seatrial.probes.refit_run import DRIVERS
 from seatrial.rollouts import collect_campaign
-from tests.triage.token_rows import rows
-
 from tests.cli.command import Answer, inside
 from tests.cli.test_localize import give
 from tests.cli.test_localize import run as run
 from tests.cli.test_probe import INTERPRETER
 from tests.cli.test_secrets import KNOWN, LOG, NAME, PASSWORD, PLANTED, TOKEN, call, leaked
+from tests.rollouts.served import QUICK, run_in_process, serving
+from tests.rollouts.stub import Stub
+from tests.triage.token_rows import rows
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.cli import skill
-
 from tests.cli.command import inside
 from tests.cli.mentions import all_flags, calls, problems
 

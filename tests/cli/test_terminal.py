@@ -20,7 +20,6 @@ from seatrial.cli.judge import print_table
 from seatrial.core.records import CheckResult
 from seatrial.core.verdict import Boundary
 from seatrial.trial.progress import SideRunning, Stage
-
 from tests.cli.command import inside
 
 EVIL = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e[red]x[/red] [/] [link=http://evil]y"

@@ -11,7 +11,6 @@ import pytest
 from seatrial.core.errors import UserError
 from seatrial.core.records import Plan
 from seatrial.loops import environments, get_loop, loop_of
-
 from tests.cli.command import inside, seatrial
 
 NAMES = ["smoke", "save-resume", "parallelism", "megatron-fsdp", "architecture", "learning"]

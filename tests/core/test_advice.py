@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.cli.mentions import problems
 from seatrial import loops
 from seatrial.cli.bisect import check_trial
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
 from seatrial.triage.advice import ADVICE, PROOFS, Situation, advise, proving_level
 from seatrial.trial.files_judge import judge_files
+from tests.cli.mentions import problems
 
 LOOPS = loops.names()
 FILES = Situation(Boundary.METRICS, Verdict.FAIL, "trl")

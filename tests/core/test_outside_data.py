@@ -10,16 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import inside
-from tests.fuzz_mutate import sealed
-from tests.fuzz_worlds import bisect, finished, unsealed
-from tests.loops import test_trl_proofs as trl
 from pytest_seatrial.select import evidence
 from pytest_seatrial.select.trace.trace_events import read_logs
-from tests.bisect.repos import build, linear
-from tests.rollouts.gym_instance import campaign as gym_campaign
-from tests.rollouts.imports_made import gym_files
-from tests.rollouts.profiled import campaign, collected, ok, questions
 from seatrial.bisect.bisect_records import EnvironmentPlan
 from seatrial.bisect.git_bisect_log import read_marks
 from seatrial.bisect.lockfile import BuildFailed, read_wanted
@@ -56,6 +48,14 @@ from seatrial.runtime.staged import ray_step
 from seatrial.trial.conclude import _asserted
 from seatrial.trial.judge import Evidence, judge
 from seatrial.trial.plan import parse_levels
+from tests.bisect.repos import build, linear
+from tests.cli.command import inside
+from tests.fuzz_mutate import sealed
+from tests.fuzz_worlds import bisect, finished, unsealed
+from tests.loops import test_trl_proofs as trl
+from tests.rollouts.gym_instance import campaign as gym_campaign
+from tests.rollouts.imports_made import gym_files
+from tests.rollouts.profiled import campaign, collected, ok, questions
 
 DEEP = "[" * 900 + "]" * 900
 DIGITS = "9" * 5000

@@ -10,7 +10,6 @@ from seatrial.core.errors import UserError
 from seatrial.evidence import changes as module
 from seatrial.evidence import repos
 from seatrial.evidence.changes import ChangedLine, ChangedPath, changed_lines, read_changes
-
 from tests.evidence.conftest import MakeRepo, commit, put, run_git
 
 LONG = "".join(f"line {number}\n" for number in range(40))

@@ -15,7 +15,6 @@ from seatrial.core.records import EnvironmentRecord
 from seatrial.core.verdict import Boundary
 from seatrial.runtime.command import NoAnswerError
 from seatrial.trial.staging import environment_differences, environment_record, fingerprint, gpu_names
-
 from tests.evidence.conftest import put
 
 

@@ -13,7 +13,6 @@ from seatrial.evidence import git as module
 from seatrial.evidence.git import commit_of, fields, git, printable, text, top_level
 from seatrial.evidence.repos import repo_state
 from seatrial.runtime.command import Answer, NoAnswerError
-
 from tests.evidence.conftest import MakeRepo, run_git
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import inside
 from pytest_seatrial.results_collector import read_origin
 from seatrial.bisect.bisect_records import Pin, Repo
 from seatrial.bisect.git_stores import Stores
@@ -29,7 +28,7 @@ from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import make_patch, repo_state, write_repos
 from seatrial.instruments import safe_git
 from seatrial.trial.base_worktrees import unchanged
-
+from tests.cli.command import inside
 from tests.evidence.conftest import commit, put, run_git
 
 PLAIN = Redactor({})

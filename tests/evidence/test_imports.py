@@ -18,7 +18,6 @@ from seatrial.core.records import ImportProof, RepoState
 from seatrial.evidence import imports
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.instruments import provenance
-
 from tests.evidence.conftest import put
 
 PROBE = Path(provenance.__file__)

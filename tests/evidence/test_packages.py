@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.evidence.repos import provided
-
 from tests.evidence.conftest import put
 
 

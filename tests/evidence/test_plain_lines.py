@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.evidence.redact import Needs, PlainLines, Redactor
-
 from tests.evidence.attacks import ATTACKS, LATER
 from tests.evidence.harmless import RL_LINES
 from tests.evidence.nested import HARMLESS_NESTED, KEY_DUMPS, NESTED

@@ -14,7 +14,6 @@ from seatrial.core.records import RepoState
 from seatrial.evidence import repos
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import repo_state, repo_states, write_repos
-
 from tests.evidence.conftest import MakeRepo, commit, put, run_git
 
 PLAIN = Redactor({})

@@ -13,7 +13,6 @@ from seatrial.core.errors import UserError
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs, repo_state, write_repos
 from seatrial.runtime.process import LineLog
-
 from tests.evidence.attacks import ATTACKS, LATER
 from tests.evidence.conftest import MakeRepo, put, run_git
 from tests.evidence.harmless import RL_LINES

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.functional.hermetic import Box, end_earlier, run_words
-
 from tests.functional.test_fresh_environment import call, project
 
 __all__ = ["project"]

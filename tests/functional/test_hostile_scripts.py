@@ -15,7 +15,6 @@ import pytest
 from seatrial.evidence.redact import Redactor
 from seatrial.functional.judge_script import clear_metrics
 from seatrial.functional.plan_scripts import FunctionalRequest, plan_scripts
-
 from tests.functional.gone import ended
 from tests.functional.tree import MEGATRON, Tree, make_tree, missed
 

@@ -12,7 +12,6 @@ from seatrial.core.verdict import Verdict
 from seatrial.functional.judge_script import ScriptRun, judge_script
 from seatrial.functional.plan_scripts import FunctionalRequest, PlannedScript, ScriptResult, plan_scripts
 from seatrial.loops.nightly_scripts import Asserted, describe_functional
-
 from tests.functional.tree import MEGATRON, NIGHTLY, Tree, make_tree
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cli.command import inside
 from seatrial.core.errors import UserError
 from seatrial.history.metric_gate import Gate, GateSettings, gate_run
 from seatrial.history.store import Kind, Point, Store, StoredRun, point
+from tests.cli.command import inside
 
 COMMIT = "f1062bd3fd95fc64443e2d9ee4a35fc654ba897e"
 TEST = "test_hf_ray_policy::test_lm_policy_generation"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.histories import TEST, filled, history, points, results, run
 from seatrial.core.errors import UserError
 from seatrial.history.auto_import import HistorySettings, auto_import, history_settings, import_unit_results, store_path
 from seatrial.history.store import Store, point
+from tests.history.histories import TEST, filled, history, points, results, run
 
 
 @pytest.fixture

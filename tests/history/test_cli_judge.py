@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.histories import TEST, history, results, run
-from tests.report import trials
 from seatrial.core.files import write_json
 from seatrial.history.auto_import import auto_import
 from seatrial.history.store import Store, point
+from tests.history.histories import TEST, history, results, run
+from tests.report import trials
 
 pytestmark = pytest.mark.slow
 

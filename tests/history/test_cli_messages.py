@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.histories import TEST, filled, history, points, results, run
 from seatrial.evidence.git import git, line
 from seatrial.history.auto_import import import_unit_results
 from seatrial.history.store import Store, point
 from seatrial.metrics.read import read_metrics
+from tests.history.histories import TEST, filled, history, points, results, run
 
 OURS = {"git_branch": "main", "git_dirty": False, "project": "p"}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.histories import filled, history, run
 from seatrial.core.errors import UserError
 from seatrial.history.compare import compare_revisions, resolve_revision
 from seatrial.history.store import Store, point
+from tests.history.histories import filled, history, run
 
 A, B = "a" * 40, "b" * 40
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.histories import COMMIT, TEST, history, points, results, run
 from seatrial.history.store import Store, point
+from tests.history.histories import COMMIT, TEST, history, points, results, run
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,6 @@ from seatrial.core.errors import UserError
 from seatrial.core.verdict import Verdict
 from seatrial.history.metric_gate import Gate, JudgedMetric
 from seatrial.history.store import Kind, Store, StoredRun, point
-
 from tests.history.histories import gate
 
 CALM = [10.0, 10.2, 9.8, 10.1, 9.9, 10.3, 9.7, 10.0]

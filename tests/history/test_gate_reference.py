@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.histories import TEST, history, results, run
 from seatrial.core.verdict import Verdict
 from seatrial.history.store import Store, point
-
-from tests.history.histories import gate
+from tests.history.histories import TEST, gate, history, results, run
 
 pytestmark = pytest.mark.slow
 

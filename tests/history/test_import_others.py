@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from pytest_seatrial.gpus import gpu_counts, machine_here
-from tests.report import trials
-from tests.rollouts import profiled
 from seatrial.core.files import write_json
 from seatrial.history.auto_import import TRUSTED
 from seatrial.history.importing import Added, Stated, add
 from seatrial.history.store import Kind, Store
 from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.profile_writer import write_profile
+from tests.report import trials
+from tests.rollouts import profiled
 
 
 def imported(tmp_path: Path, path: Path, **stated: object) -> list[Added]:

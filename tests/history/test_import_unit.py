@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.histories import COMMIT, TEST, history, results
 from seatrial.core.errors import UserError
 from seatrial.core.verdict import Verdict
 from seatrial.history import importing
@@ -14,6 +13,7 @@ from seatrial.history.auto_import import TRUSTED
 from seatrial.history.importing import Added, Stated, add
 from seatrial.history.metric_gate import Gate
 from seatrial.history.store import Store
+from tests.history.histories import COMMIT, TEST, history, results
 
 OURS = {"git_branch": "main", "git_dirty": False, "project": "p", "outcomes": {TEST: "passed"}}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.evidence.git import git
 from tests.functional.tree import make_tree
 from tests.history.histories import history
-from seatrial.evidence.git import git
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.history.histories import filled, points, run
 from seatrial.core.errors import UserError
 from seatrial.history.store import Kind, Point, Store, point
+from tests.history.histories import filled, points, run
 
 
 def test_values_come_back_by_time_with_the_latest_last(tmp_path: Path) -> None:

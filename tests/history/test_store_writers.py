@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.histories import TEST, results
 from seatrial.history.store import Store
+from tests.history.histories import TEST, results
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.instruments.world import SOURCE
 from seatrial.instruments.engines import attach
 from seatrial.instruments.engines.recorder import RefitRecorder
 from seatrial.instruments.nemo_rl.run_functional import START
 from seatrial.instruments.refit import agreement
+from tests.instruments.world import SOURCE
 
 STANDINS = Path(__file__).parent / "standins"
 VERL = "import verl.workers.rollout.vllm_rollout.utils as utils, verl.workers.rollout.vllm_rollout.bucketed_weight_transfer\n"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.instruments.signatures import file_of, signature
 from seatrial.instruments.engines import nemo_rl_hooks, verl_hooks
 from seatrial.instruments.engines.attach import GENERATOR, POLICY, Target
+from tests.instruments.signatures import file_of, signature
 
 DATA = Path(__file__).parents[1] / "data" / "refit"
 STANDINS = Path(__file__).parent / "standins"

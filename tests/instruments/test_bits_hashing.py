@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.instruments import bits_reference as reference
 from seatrial.instruments.bits import fingerprint, native, plain
+from tests.instruments import bits_reference as reference
 
 DATA = random.Random(3).randbytes(3 * 16384 + 777)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.instruments import bits_reference as reference
 from seatrial.instruments.bits import delta, native
+from tests.instruments import bits_reference as reference
 
 ANSWER = (
     "from seatrial.instruments.bits import native; l = native.library(); "

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.instruments.world import World
 from seatrial.evidence.imports import read_executed, read_loaded
+from tests.instruments.world import World
 
 START = "import os, sys\nfrom seatrial.instruments.witness import watch_this_process\n"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.tiny_model import make_model
 from seatrial.core.loop import Context
 from seatrial.core.records import RepoState
 from seatrial.loops.nemo_rl import nemo_checkout
 from seatrial.loops.nemo_rl.nemo_checkout import read_source
+from tests.loops.tiny_model import make_model
 
 SOURCE = Path(__file__).parents[1] / "data" / "nemo_rl" / "checkout"
 PYTHON = Path(sys.executable)

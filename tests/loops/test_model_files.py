@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.loops.tiny_model import make_model, safetensors
 from seatrial.core.errors import FindingCode, Severity
 from seatrial.core.files import LFS_POINTER
 from seatrial.core.loop import Context
@@ -17,6 +16,7 @@ from seatrial.core.records import Finding, RepoState
 from seatrial.loops import host_findings
 from seatrial.loops.host_findings import ModelUse, model_findings
 from seatrial.runtime.command import NoAnswerError
+from tests.loops.tiny_model import make_model, safetensors
 
 USE = ModelUse(build="seatrial env build x", own=True)
 TOKENIZER = {"kind": "Fast", "size": 16, "template": True, "rows": 16}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_rl_checkout import REAL, Bench, as_repository, make_bench, repo
 from seatrial.core.errors import BlockedError
 from seatrial.loops.nemo_rl import nemo_checkout
 from seatrial.loops.nemo_rl.nemo_checkout import ConfigSource, read_source
+from tests.loops.nemo_rl_checkout import REAL, Bench, as_repository, make_bench, repo
 
 SPARSE = "policy.generation.refit_cfg.sparse"
 SEED = "policy.generation.delta_compression"

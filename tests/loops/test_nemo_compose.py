@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_rl_checkout import PYTHON, REAL, Bench, make_bench
 from seatrial.core.records import Finding
 from seatrial.loops.nemo_rl.nemo_preflight import ComposeRequest, config_findings, default_config
 from seatrial.loops.nemo_rl.script_dry_run import ScriptError, Training, record_script
+from tests.loops.nemo_rl_checkout import PYTHON, REAL, Bench, make_bench
 
 MEGATRON = "examples/configs/grpo_math_1B_megatron.yaml"
 TP = "policy.megatron_cfg.tensor_model_parallel_size"

@@ -19,7 +19,6 @@ from seatrial.loops.nemo_rl.nemo_outputs import (
     steps_planned,
     steps_reached,
 )
-
 from tests.loops.nemo_logs import CONFIG, CONTROLLER, LINE, POLICY, grpo_log, nested, printed_config
 
 TITLE = "Final config:\n"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_rl_checkout import Bench, on_gpus
 from seatrial.loops import get_loop
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_runs
 from seatrial.loops.nemo_rl.nemo_runs import variants
 from seatrial.loops.nemo_rl.script_dry_run import describe_scripts
 from seatrial.loops.nemo_rl.script_reader import assertions_in
+from tests.loops.nemo_rl_checkout import Bench, on_gpus
 
 UV = """\
 import json, os, sys

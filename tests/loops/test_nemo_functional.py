@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_driver import FOLDER, Stage, put
 from seatrial.instruments.nemo_rl import run_functional, vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import DriverChild
+from tests.loops.nemo_driver import FOLDER, Stage, put
 
 WAITS = 'echo waiting > $EXP_DIR/run.log; echo "in the script"; sleep 60'
 

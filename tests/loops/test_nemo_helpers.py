@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_driver import Stage, put
 from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import DriverChild, Failed
+from tests.loops.nemo_driver import Stage, put
 
 MAKEFILE = """LIBEXT = $(shell python3-config-that-is-not-there --extension-suffix)
 OUT = helpers_cpp$(LIBEXT)

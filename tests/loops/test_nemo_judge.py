@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_logs import grpo_log
 from seatrial.core.verdict import Verdict
 from seatrial.loops import get_loop
 from seatrial.trial.files_judge import FileVerdict, judge_files
+from tests.loops.nemo_logs import grpo_log
 
 LOOP = get_loop("nemo-rl")
 

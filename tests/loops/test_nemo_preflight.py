@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_rl_checkout import Bench, on_gpus
 from seatrial.core.errors import FindingCode
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding
@@ -18,6 +17,7 @@ from seatrial.core.verdict import Boundary
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_preflight
 from seatrial.loops.nemo_rl.nemo_runs import MASKING, ScriptCall, variants
 from seatrial.loops.nemo_rl.script_dry_run import Training
+from tests.loops.nemo_rl_checkout import Bench, on_gpus
 
 pytestmark = pytest.mark.slow
 

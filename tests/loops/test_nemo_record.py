@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_rl_checkout import REAL, Bench, make_bench
 from seatrial.loops.hydra import override_key
 from seatrial.loops.nemo_rl import script_dry_run as module
 from seatrial.loops.nemo_rl.script_dry_run import RecordedScript, ScriptError, ShadowCheckout, record_script
 from seatrial.runtime.command import run_command
+from tests.loops.nemo_rl_checkout import REAL, Bench, make_bench
 
 FUNCTIONAL = "tests/functional"
 

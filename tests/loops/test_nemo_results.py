@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.metrics.writer import write_series
 from seatrial.loops.nemo_rl import nemo_outputs
+from tests.metrics.writer import write_series
 
 
 def events(place: Path) -> Path:

@@ -17,7 +17,6 @@ from seatrial.core.specs import Milestone, Signature
 from seatrial.core.verdict import Verdict
 from seatrial.triage.signatures import GENERAL, load_signatures
 from seatrial.trial.level import read_diagnosis
-
 from tests.loops.nemo_logs import HEADER, POLICY, VLLM, frames, grpo_log, raised
 
 HERE = Path(package.__path__[0])

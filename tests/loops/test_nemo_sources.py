@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_rl_checkout import Bench, as_repository, make_bench
 from seatrial.core.errors import BlockedError
 from seatrial.core.loop import Context
 from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.loops import get_loop
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_preflight
+from tests.loops.nemo_rl_checkout import Bench, as_repository, make_bench
 
 
 @pytest.fixture

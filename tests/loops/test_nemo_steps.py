@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.loops.test_nemo_proofs import GRPO, MEGATRON, Bench, config, ended, whole
 from seatrial.core.series import Metrics, Series
 from seatrial.core.verdict import Boundary
 from seatrial.loops.nemo_rl.nemo_metrics import agreed
+from tests.loops.test_nemo_proofs import GRPO, MEGATRON, Bench, config, ended, whole
 
 GENERATION: dict[str, Any] = {"policy": {**MEGATRON["policy"], "generation": {"backend": "megatron"}}}
 

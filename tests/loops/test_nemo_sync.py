@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_driver import Stage, commit, git, put
 from seatrial.instruments.nemo_rl import vendored_bridge
 from seatrial.instruments.nemo_rl.nemo_process import Failed
+from tests.loops.nemo_driver import Stage, commit, git, put
 
 BEFORE = {
     "src/megatron/bridge/__init__.py": "VERSION = 1\n",

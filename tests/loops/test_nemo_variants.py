@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.loops.nemo_rl_checkout import Bench, make_bench
 from seatrial.loops import get_loop
 from seatrial.loops.nemo_rl import nemo_runs
 from seatrial.loops.nemo_rl.nemo_checkout import generation
 from seatrial.loops.nemo_rl.nemo_runs import ScriptCall
+from tests.loops.nemo_rl_checkout import Bench, make_bench
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_driver import SOURCE, VENDORED, Stage, commit, put
-from tests.instruments.world import World
 from seatrial.core.loop import Context
 from seatrial.core.records import RepoState
 from seatrial.evidence.imports import judge_imports, read_executed, read_imports, read_loaded, unused
@@ -24,6 +22,8 @@ from seatrial.instruments import ray_imports
 from seatrial.instruments.nemo_rl import nemo_process, run_functional
 from seatrial.instruments.nemo_rl.nemo_process import process_kind, program
 from seatrial.loops.nemo_rl import nemo_checkout
+from tests.instruments.world import World
+from tests.loops.nemo_driver import SOURCE, VENDORED, Stage, commit, put
 
 VERSIONS = sorted(Path("~/.pyenv/versions").expanduser().glob("3.*"))
 PYTHONS = [path / "bin" / "python" for path in VERSIONS if int(path.name.split(".")[1]) >= 9]

@@ -15,7 +15,6 @@ from rich.table import Table
 
 from seatrial.core.errors import UserError
 from seatrial.loops.nightly_scripts import Nightly, describe_nightly
-
 from tests.loops.nemo_rl_checkout import REAL, SOURCE
 
 SCRIPT = "tests/test_suites/llm/grpo-small.v2.sh"

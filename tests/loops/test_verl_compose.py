@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.verl_checkout import PYTHON, Bench, level, make_bench
 from seatrial.checks.probe_facts import claim_holds
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding
 from seatrial.loops.verl import gpu_runs, verl_checkout
 from seatrial.loops.verl import gpu_side as wrapper
 from seatrial.loops.verl.gpu_side import MACHINE, HydraRequest, ScriptError, ScriptRecording, compose, record_script
+from tests.loops.verl_checkout import PYTHON, Bench, level, make_bench
 
 HYDRA = """
 from contextlib import nullcontext

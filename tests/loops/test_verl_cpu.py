@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.loops.tiny_model import make_model
 from seatrial.core.errors import FindingCode, UserError
 from seatrial.core.loop import Context, Phase
 from seatrial.core.records import Finding, RepoState
@@ -24,6 +23,7 @@ from seatrial.loops import get_loop
 from seatrial.loops.verl import cpu_runs
 from seatrial.loops.verl.cpu_runs import DRIVE
 from seatrial.loops.verl.cpu_settings import STRATEGIES, phase_claims
+from tests.loops.tiny_model import make_model
 
 SIDES = {strategy: get_loop("verl").configured({"device": "cpu", "strategy": strategy}) for strategy in STRATEGIES}
 VERL = get_loop("verl").configured({"device": "cpu"})

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.core.verdict import Verdict
-
 from tests.loops.verl_logs import DATA, DONE, MILESTONES, RUNNER, SECOND, TRIAGE, WORKER, begun, failed, frames, healthy, judge, line, write
 
 PASS, FAIL, BLOCKED = Verdict.PASS, Verdict.FAIL, Verdict.BLOCKED

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.loops.tiny_model import make_model
-from tests.loops.verl_checkout import LADDER, PYTHON, Bench, level, on_gpus, repo
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.loop import Context, Phase
 from seatrial.core.records import Finding
@@ -20,6 +18,8 @@ from seatrial.loops import get_loop
 from seatrial.loops.verl import gpu_side as wrapper
 from seatrial.loops.verl import verl_checkout
 from seatrial.loops.verl.gpu_runs import phases
+from tests.loops.tiny_model import make_model
+from tests.loops.verl_checkout import LADDER, PYTHON, Bench, level, on_gpus, repo
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.verl_checkout import PYTHON, Bench, level, on_gpus, run_level, run_phase
-from tests.loops.verl_logs import DATA
 from seatrial.core.records import CheckResult
 from seatrial.core.series import Metrics, Series
 from seatrial.evidence.imports import judge_imports, read_imports, read_loaded, unused
@@ -20,6 +18,8 @@ from seatrial.loops.verl.gpu_runs import phases
 from seatrial.loops.verl.verl_log import in_force
 from seatrial.metrics.checks import evaluate
 from seatrial.metrics.read import read_metrics
+from tests.loops.verl_checkout import PYTHON, Bench, level, on_gpus, run_level, run_phase
+from tests.loops.verl_logs import DATA
 
 pytestmark = pytest.mark.slow  # processes that are waited for; `make check` has two minutes
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.verl_checkout import Bench, level, make_bench, run_phase
-from tests.instruments.world import World
 from seatrial.core.loop import Phase
 from seatrial.evidence.imports import judge_imports, read_imports, read_loaded
 from seatrial.instruments.verl.verl_process import main_module, process_kind
 from seatrial.instruments.witness import under_test
 from seatrial.loops.verl.gpu_runs import phases
+from tests.instruments.world import World
+from tests.loops.verl_checkout import Bench, level, make_bench, run_phase
 
 START = "import seatrial.instruments.verl.import_witness\n"
 

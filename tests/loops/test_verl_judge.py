@@ -9,7 +9,6 @@ import pytest
 
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.trial.files_judge import judge_files
-
 from tests.loops.verl_logs import DATA, TRIAGE, VERL, judge, line
 
 PASS, FAIL, BLOCKED, SKIPPED = Verdict.PASS, Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.verl_checkout import PYTHON, Bench, on_gpus
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding
 from seatrial.loops.verl import gpu_side as wrapper
 from seatrial.loops.verl import verl_checkout
+from tests.loops.verl_checkout import PYTHON, Bench, on_gpus
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 
 from seatrial.core.verdict import Verdict
 from seatrial.trial.files_judge import FileVerdict
-
 from tests.loops.verl_logs import (
     DATA,
     DONE,

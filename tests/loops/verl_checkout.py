@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import seatrial
-from tests.loops.tiny_model import make_model
 from seatrial.core.loop import Context, Phase, read_tables
 from seatrial.core.records import RepoState
 from seatrial.core.specs import Level
@@ -21,6 +20,7 @@ from seatrial.loops.verl import gpu_side, verl_checkout
 from seatrial.loops.verl import gpu_side as wrapper
 from seatrial.loops.verl.gpu_runs import phases
 from seatrial.loops.verl.verl_checkout import python_path
+from tests.loops.tiny_model import make_model
 
 SOURCE = Path(__file__).parents[1] / "data" / "verl" / "checkout"
 PYTHON = Path(sys.executable).parent / "python3"

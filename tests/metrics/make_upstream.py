@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.loops.nemo_rl.script_reader import assertions_in
-
 from tests.metrics.upstream_cases import cases
 
 STORED = Path(__file__).parent.parent / "data" / "metrics" / "upstream_verdicts.json.gz"

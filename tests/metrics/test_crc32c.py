@@ -5,7 +5,6 @@ import random
 import pytest
 
 from seatrial.metrics.tensorboard import crc32c, crc32c_many, masked
-
 from tests.metrics.writer import slow_crc32c, stored
 
 

@@ -9,7 +9,6 @@ import pytest
 from seatrial.core.errors import UserError
 from seatrial.metrics.readings import FileReading
 from seatrial.metrics.tensorboard import read_events
-
 from tests.metrics.writer import event, field, record, simple, tensor, varint, version, write_series
 
 DATA = Path(__file__).parent.parent / "data" / "metrics"

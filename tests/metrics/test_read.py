@@ -12,7 +12,6 @@ from seatrial.core.errors import UserError
 from seatrial.core.series import Overlap
 from seatrial.metrics.read import read_metrics
 from seatrial.metrics.readings import as_float32, same
-
 from tests.metrics.writer import write_series
 
 DATA = Path(__file__).parent.parent / "data" / "metrics"

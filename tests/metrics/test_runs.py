@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import inside
 from seatrial.core.errors import UserError
 from seatrial.metrics.read import read_metrics, read_run
-
+from tests.cli.command import inside
 from tests.metrics.test_read import DATA, rows
 from tests.metrics.writer import write_series
 

@@ -14,7 +14,6 @@ import pytest
 
 from seatrial.core.series import Metrics, Series
 from seatrial.metrics.checks import CheckSyntaxError, evaluate, parse
-
 from tests.metrics.upstream_cases import SHAPES, cases
 
 ROOT = Path(__file__).parent.parent

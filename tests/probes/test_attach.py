@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.probes.tiny_weights import weights
 from seatrial.checks.refit_judge import JudgedRefitProbe, RefitProbe, RefitRequest
 from seatrial.core.errors import BlockedError
 from seatrial.core.verdict import Verdict
 from seatrial.probes.refit_run import _why, ask_server, judge_attached, refit_summary
+from tests.probes.tiny_weights import weights
 
 NAMES = ["a.weight", "b.weight"]
 

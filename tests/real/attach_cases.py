@@ -14,10 +14,10 @@ from unittest import mock
 
 import torch
 
-from tests.real.attached import SIZE, VLLM, K, Model, Q, V, World, export, reused
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.engines import attach, nemo_rl_hooks
 from seatrial.instruments.refit import agreement
+from tests.real.attached import SIZE, VLLM, K, Model, Q, V, World, export, reused
 
 
 def send(world: World, weights: Any) -> Any:

@@ -10,11 +10,11 @@ from unittest import mock
 
 import torch
 
-from tests.real.attach_cases import send
-from tests.real.attached import VLLM, Model, World, export
 from seatrial.instruments.engines import attach, nemo_rl_hooks
 from seatrial.instruments.engines import recorder as live
 from seatrial.instruments.refit import agreement
+from tests.real.attach_cases import send
+from tests.real.attached import VLLM, Model, World, export
 
 BF16, FP32 = torch.bfloat16, torch.float32
 EMBED, GATE = "embed_tokens.weight", "gate.weight"

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from tests.instruments import bits_reference as reference
 from seatrial.instruments.bits import delta, fingerprint, native, plain
 from seatrial.instruments.refit import payload
 from seatrial.instruments.refit.weight_transfer import Consumer, Producer
+from tests.instruments import bits_reference as reference
 
 DTYPES = (
     *(torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),

@@ -7,9 +7,9 @@ from unittest import SkipTest
 
 import torch
 
+from seatrial.instruments.bits import delta, fingerprint, gpu
 from tests.real.bits_cases import DTYPES, random_bits, raw, refused, same
 from tests.real.delta_cases import KINDS, changed_at
-from seatrial.instruments.bits import delta, fingerprint, gpu
 
 ABSENT = "no CUDA device"
 SIZES = (0, 1, 3, 255, 256, 257, 4099, 8192, 8193, 8192 * 9 + 5)

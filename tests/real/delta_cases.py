@@ -11,9 +11,9 @@ from unittest import mock
 
 import torch
 
+from seatrial.instruments.bits import delta, fingerprint, gpu, native, plain
 from tests.instruments import bits_reference as reference
 from tests.real.bits_cases import DTYPES, random_bits, raw, refused, same, without_c
-from seatrial.instruments.bits import delta, fingerprint, gpu, native, plain
 
 KINDS: tuple[delta.Kind, ...] = ("difference", "overwrite")
 torch.manual_seed(7)

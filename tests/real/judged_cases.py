@@ -11,8 +11,8 @@ from unittest import mock
 
 import torch
 
-from tests.real.attached import VLLM, Model, World, export, reused
 from seatrial.instruments.bits import fingerprint
+from tests.real.attached import VLLM, Model, World, export, reused
 
 HALF = torch.bfloat16
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from tests.real.refit_world import KINDS, World, broken, flat, raised, recovers, refused
 from seatrial.instruments.refit.weight_transfer import Consumer
+from tests.real.refit_world import KINDS, World, broken, flat, raised, recovers, refused
 
 
 def case_every_transport_is_bit_equal(tmp: Path) -> None:

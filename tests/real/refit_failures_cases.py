@@ -14,11 +14,11 @@ from unittest import mock
 
 import torch
 
-from tests.real.refit_world import KINDS, World, broken, flat, raised, recovers, refused, weights
 from seatrial.instruments.bits import delta
 from seatrial.instruments.refit import payload
 from seatrial.instruments.refit.payload_header import TRANSPORTS
 from seatrial.instruments.refit.weight_transfer import Consumer
+from tests.real.refit_world import KINDS, World, broken, flat, raised, recovers, refused, weights
 
 
 def cuts(data: bytes) -> Iterator[int]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from tests.real.fused import Rank, Shape, Weights
 from seatrial.instruments.refit.map_learner import bits
+from tests.real.fused import Rank, Shape, Weights
 
 TIED = ("model.embed_tokens.weight", "lm_head.weight")
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-from tests.real import fused
-from tests.real.fused import Rank, Shape, Weights
-from tests.real.plain import quantized, unconsumed
-from tests.real.refit_fault_kinds import KINDS
-from tests.real.refit_peers import Scene, SelfCompare, seen
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
 from seatrial.instruments.refit.agreement import Ledger
 from seatrial.instruments.refit.map_learner import bits
 from seatrial.instruments.refit.payload_header import RefitRefused
 from seatrial.instruments.refit.weight_transfer import Consumer, Producer
+from tests.real import fused
+from tests.real.fused import Rank, Shape, Weights
+from tests.real.plain import quantized, unconsumed
+from tests.real.refit_fault_kinds import KINDS
+from tests.real.refit_peers import Scene, SelfCompare, seen
 
 BIAS = "model.layers.2.mlp.gate.e_score_correction_bias"
 Q0, O0 = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.o_proj.weight"

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.real import fused
-from tests.real.plain import Pairs, Plain, change_a, learned, quantized, raised, runs, unconsumed
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import map_learner, tensor_coverage
 from seatrial.instruments.refit.map_learner import NotRestored, Saved
+from tests.real import fused
+from tests.real.plain import Pairs, Plain, change_a, learned, quantized, raised, runs, unconsumed
 
 
 def loaded(shape: fused.Shape, kind: type[fused.Rank] = fused.Rank) -> tuple[list[fused.Rank], fused.Weights]:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.real import fused
-from tests.real.fused import Rank, Weights
 from seatrial.instruments.bits import fingerprint
 from seatrial.instruments.refit import agreement
 from seatrial.instruments.refit.map_learner import bits
+from tests.real import fused
+from tests.real.fused import Rank, Weights
 
 
 class SelfCompare(TorchDispatchMode):  # type: ignore[misc]

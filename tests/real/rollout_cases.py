@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from tests.real.plain import Plain, raised
 from seatrial.instruments.engines.transformers_generator import Covered, Generator, Remote, serve
 from seatrial.instruments.engines.transformers_loop import Loop, TrainedPolicy
 from seatrial.instruments.refit.refit_driver import RefitDriver
+from tests.real.plain import Plain, raised
 
 
 def table_of(module: Any) -> Any:

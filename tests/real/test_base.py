@@ -8,7 +8,6 @@ import pytest
 
 from seatrial.core.files import read_text
 from seatrial.core.verdict import ExitCode, Verdict
-
 from tests.real.conftest import git
 from tests.real.drive import PLAIN, run
 from tests.real.test_change import BASELINE, INIT, TRAINER, UTILS, checkout, edit, prepend

@@ -17,7 +17,6 @@ from seatrial.instruments.bridge.rungs import FAMILIES, STOPPED
 from seatrial.probes.bridge_run import BridgeSetup, probe_bridge
 from seatrial.probes.bridge_verdict import BridgeRequest, FamilyResult, JudgedBridgeProbe, RungResult
 from seatrial.runtime.command import run_command
-
 from tests.real.bridge_expected import ALL, DENSE, FAILS, LOOPS, RUNGS, TRIED, whole
 from tests.real.bridge_ladder import MINUTES, STEPS, missed, python
 from tests.real.inside import ROOT

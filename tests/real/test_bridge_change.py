@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from seatrial.core.verdict import ExitCode
-
 from tests.real.bridge_ladder import python
 from tests.real.conftest import git
 from tests.real.drive import call

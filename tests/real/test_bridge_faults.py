@@ -12,7 +12,6 @@ import pytest
 from seatrial.checks.probe_facts import Facts
 from seatrial.core.verdict import Verdict
 from seatrial.instruments.bridge.faults import FAULTS
-
 from tests.real.bridge_expected import ALL, LOOPS, RUNGS, TRIED
 from tests.real.bridge_ladder import Item, answer, climb, missed
 

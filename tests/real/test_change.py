@@ -14,7 +14,6 @@ import pytest
 from seatrial.core.records import Plan
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.runtime.environments import Environment
-
 from tests.real.conftest import git
 from tests.real.drive import PLAIN, Ran, call, hashes, run, says, start, wait_for
 

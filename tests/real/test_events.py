@@ -12,7 +12,6 @@ import pytest
 from seatrial.core.series import Metrics
 from seatrial.core.verdict import ExitCode
 from seatrial.metrics.read import read_metrics
-
 from tests.real.drive import Ran, call, run
 
 pytestmark = pytest.mark.real

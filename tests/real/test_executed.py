@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.instruments.test_executed import SOURCE
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.evidence.imports import read_executed
 from seatrial.runtime.environments import Environment
-
+from tests.instruments.test_executed import SOURCE
 from tests.real.drive import PLAIN, run
 from tests.real.test_change import TRAINER, again, checkout, edit
 

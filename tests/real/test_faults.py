@@ -27,7 +27,6 @@ from seatrial.loops.trl.trl_proofs import prove
 from seatrial.runtime.environments import Environment, Environments
 from seatrial.trial.judge import Evidence, Judgement, judge
 from seatrial.trial.level import read_level_metrics
-
 from tests.real.drive import PLAIN, Ran, call, processes_of, run
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]  # level 3 starts three servers, one after another

@@ -16,7 +16,6 @@ from seatrial.core.files import read_text
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.loops import MEGATRON_CPU, environments
 from seatrial.runtime.environments import Environments
-
 from tests.real.conftest import git
 from tests.real.drive import processes_of, run
 

@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.rollouts import gym_instance
-from tests.rollouts.gym_instance import KEY, Loop, campaign, unit
-from tests.rollouts.stub import Stub
 from seatrial.rollouts.backends.gym_backend import GymBackend, collect_with_gym
 from seatrial.rollouts.backends.gym_install import GYM_LOCK
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError, Unit
 from seatrial.runtime.environments import Environments
+from tests.rollouts import gym_instance
+from tests.rollouts.gym_instance import KEY, Loop, campaign, unit
+from tests.rollouts.stub import Stub
 
 pytestmark = pytest.mark.real
 

@@ -12,7 +12,6 @@ import pytest
 
 from seatrial.core.files import read_json, read_text, write_json
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
-
 from tests.real.drive import PLAIN, Ran, call, processes_of, says, start, wait_for
 
 pytestmark = pytest.mark.real

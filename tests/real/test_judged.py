@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import inside
-
 from tests.real.inside import run_cases
 
 pytestmark = pytest.mark.real

@@ -22,7 +22,6 @@ from seatrial.loops.trl.loop import LOOP
 from seatrial.metrics.read import read_metrics
 from seatrial.report import build
 from seatrial.runtime.environments import Environment
-
 from tests.real.drive import Ran, call, environ, hashes, processes_of, run
 from tests.real.inside import run_cases, write_shadows
 

@@ -16,7 +16,6 @@ from seatrial.core.loop import Context
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.loops.host_findings import ModelUse, model_findings
 from seatrial.runtime.environments import Environment
-
 from tests.real.drive import environ, run
 
 pytestmark = pytest.mark.real

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.loops.nemo_rl_checkout import Bench, as_repository, make_bench
 from seatrial.core.records import LevelResult, Trial
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.evidence.repos import repo_states
 from seatrial.loops import get_loop
 from seatrial.trial import runner
 from seatrial.trial.plan import make_plan, requested
+from tests.loops.nemo_rl_checkout import Bench, as_repository, make_bench
 
 pytestmark = pytest.mark.real
 STANDINS = Path(__file__).parents[1] / "loops" / "nemo_standins"

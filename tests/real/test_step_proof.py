@@ -8,7 +8,6 @@ import pytest
 from bench.mutants.harness import Server, phases_of, run
 
 from seatrial.runtime.environments import Environment
-
 from tests.real.inside import run_cases, write_shadows
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]

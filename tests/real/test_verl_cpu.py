@@ -20,7 +20,6 @@ from seatrial.instruments.verl.verl_process import FAULTS
 from seatrial.loops import environments
 from seatrial.loops.verl.cpu_settings import STRATEGIES
 from seatrial.runtime.environments import Environments
-
 from tests.real.conftest import git
 from tests.real.drive import Ran, processes_of, start
 

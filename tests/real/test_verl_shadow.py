@@ -16,7 +16,6 @@ from seatrial.core.files import read_text
 from seatrial.core.verdict import ExitCode, Verdict
 from seatrial.loops import environments
 from seatrial.runtime.environments import Environments
-
 from tests.real.conftest import git
 from tests.real.drive import Ran, start
 from tests.real.inside import run_cases

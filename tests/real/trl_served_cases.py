@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.real.trl_knob_cases import OTHER, recorded, unseen
 from seatrial.instruments.trl import trl_settings
+from tests.real.trl_knob_cases import OTHER, recorded, unseen
 
 
 def case_settings_of_trls_own_generation_diverge_as_others() -> None:

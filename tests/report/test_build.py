@@ -10,7 +10,6 @@ import pytest
 from seatrial.core.records import Finding, ImportProof, LevelResult, Plan, Report, Trial
 from seatrial.core.verdict import Boundary, Verdict, worst
 from seatrial.report.build import build_report
-
 from tests.report.trials import (
     IMPORTS,
     LADDER,

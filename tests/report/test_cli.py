@@ -14,7 +14,6 @@ from seatrial.cli.judge import report
 from seatrial.core.errors import UserError
 from seatrial.core.files import write_json
 from seatrial.core.verdict import Verdict
-
 from tests.report.trials import LADDER, SIDE, TITLE, TRIALS, failed, passed, store_run
 
 APP = typer.Typer()

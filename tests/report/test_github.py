@@ -9,7 +9,6 @@ from seatrial.core.verdict import Verdict
 from seatrial.report import ci
 from seatrial.report.build import build_report
 from seatrial.report.ci import ANNOTATION_LIMIT, SUMMARY_LIMIT, publish, step_summary
-
 from tests.report.trials import LADDER, TITLE, blocked_preflight, check, failed, level, passed, trial, write_run
 
 

@@ -13,9 +13,8 @@ import pytest
 from seatrial.core.records import Report
 from seatrial.report import build
 from seatrial.report.build import HTML, JSON, JUNIT, SUMMARY, write_reports
-from tests.shipped_schemas import require_shipped
-
 from tests.report.trials import LADDER, TITLE, TRIALS, write_run
+from tests.shipped_schemas import require_shipped
 
 GOLDEN = Path(__file__).parent.parent / "data" / "report"
 UPDATE = os.environ.get("SEATRIAL_UPDATE_GOLDEN") == "1"

@@ -18,7 +18,6 @@ from seatrial.core.series import Damage, Metrics, Overlap, Series
 from seatrial.core.verdict import Verdict
 from seatrial.report.build import build_report
 from seatrial.report.html import report_html
-
 from tests.report.trials import LADDER, TITLE, TRIALS, check, failed, level, metrics, passed, trial, write_run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028\x1b[31m\x00"

@@ -11,7 +11,6 @@ from seatrial.core.records import Trial
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.report.build import build_report
 from seatrial.report.ci import junit_xml
-
 from tests.report.trials import LADDER, LOSS, TITLE, TRIALS, blocked_preflight, check, failed, level, passed, skipped_mix, trial, write_run
 
 

@@ -19,7 +19,6 @@ from seatrial.report.build import summary_md
 from seatrial.report.ci import junit_xml, step_summary
 from seatrial.report.html import report_html
 from seatrial.report.markdown import LONGEST, cell, code, prose
-
 from tests.report.test_github import report
 from tests.report.trials import level, trial
 

@@ -18,7 +18,6 @@ from seatrial.report import ci as actions
 from seatrial.report.build import build_report, summary_md
 from seatrial.report.ci import junit_xml
 from seatrial.report.html import report_html
-
 from tests.report.test_html import Page
 from tests.report.test_markdown import HOSTILE, shape
 from tests.report.trials import LADDER, TITLE, TRIALS

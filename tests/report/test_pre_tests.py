@@ -12,7 +12,6 @@ from seatrial.core.verdict import Verdict, worst
 from seatrial.report.build import build_report
 from seatrial.report.ci import junit_xml
 from seatrial.report.html import report_html
-
 from tests.report.trials import LADDER, REPO, SIDE, TITLE, against_baseline, check, level, trial, write_run
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.stub import Stub
 from seatrial.core.errors import BlockedError
 from seatrial.core.jobs import Batch
 from seatrial.rollouts import campaign_runner
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.campaign_rounds import collect_task
 from seatrial.runtime import jobdir
+from tests.rollouts.stub import Stub
 
 QUICK = ("--set", "requests.backoff_s=0", "--set", "requests.dead_s=0.2", "--set", "requests.tries=1")
 """So that a command waits for nothing."""

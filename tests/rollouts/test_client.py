@@ -9,16 +9,16 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.rollouts.collecting import Told, fine, make, prompts
-from tests.rollouts.collecting import run as collect_here
-from tests.rollouts.served import halves, serving
-from tests.rollouts.test_campaign import made
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts import campaign_rounds, manifest
 from seatrial.rollouts.campaign import Campaign, Verify
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.campaign_rounds import agents_of, base_url, collect_task, make_verifiers
 from seatrial.rollouts.rollout_record import RolloutOutcome, Unit
+from tests.rollouts.collecting import Told, fine, make, prompts
+from tests.rollouts.collecting import run as collect_here
+from tests.rollouts.served import halves, serving
+from tests.rollouts.test_campaign import made
 
 
 @pytest.mark.parametrize(

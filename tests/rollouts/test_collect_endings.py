@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
 from seatrial.core.errors import BlockedError
 from seatrial.core.files import read_model
 from seatrial.core.verdict import Boundary
@@ -24,6 +23,7 @@ from seatrial.rollouts.campaign_dir import (
 )
 from seatrial.rollouts.collect_engine import FailureBudget
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError, Unit
+from tests.rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
 from seatrial.rollouts import collect_engine
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Unit
+from tests.rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
 
 
 @pytest.fixture(autouse=True)

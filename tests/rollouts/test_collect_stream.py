@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollouts.collecting import Told, fine, heads, make, prompts, run
 from seatrial.rollouts import collect_engine
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError, Streaming, Unit
+from tests.rollouts.collecting import Told, fine, heads, make, prompts, run
 
 
 @pytest.fixture(autouse=True)

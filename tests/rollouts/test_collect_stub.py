@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.collecting import Boxed, heads, make, rows
-from tests.rollouts.stub import Stub, reply
 from seatrial.rollouts import collect_engine
 from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.collect_engine import CollectEnd, Collector
 from seatrial.rollouts.manifest import Units, load_manifest
+from tests.rollouts.collecting import Boxed, heads, make, rows
+from tests.rollouts.stub import Stub, reply
 
 
 @pytest.fixture(autouse=True)

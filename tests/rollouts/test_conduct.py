@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.collecting import make
-from tests.rollouts.served import halves, run_in_process, serving
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.jobs import Batch, Profile, UnitState, UnitStatus
 from seatrial.rollouts import campaign_dir, campaign_rounds, campaign_runner
@@ -19,6 +17,8 @@ from seatrial.runtime import jobdir
 from seatrial.runtime.interrupt import Interrupted, Interruptible
 from seatrial.runtime.jobdir import job_dir
 from seatrial.runtime.slurm_status import Poller, Snapshot
+from tests.rollouts.collecting import make
+from tests.rollouts.served import halves, run_in_process, serving
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.collecting import QUICK, Boxed, heads, lines, make, run
-from tests.rollouts.stub import Stub, reply
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.collect_engine import CollectEnd
 from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, RolloutOutcome, Score, Unit
 from seatrial.runtime.servers import free_port
+from tests.rollouts.collecting import QUICK, Boxed, heads, lines, make, run
+from tests.rollouts.stub import Stub, reply
 
 KEY = "not-a-shape-that-any-pattern-knows-7f3"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.stub import Stub
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts.backends import direct_backend as clients
 from seatrial.rollouts.backends.direct_backend import OpenAIClient, choose_model
@@ -17,6 +16,7 @@ from seatrial.rollouts.campaign import Requests
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.rollout_record import RolloutError
 from seatrial.runtime.servers import free_port
+from tests.rollouts.stub import Stub
 
 
 def asked(place: CampaignDir | None, named: str | None = None, models: Sequence[str] = ("toy",)) -> str:

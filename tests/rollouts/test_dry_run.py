@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollouts.collecting import make, prompts
 from seatrial.core.jobs import Profile
 from seatrial.rollouts import campaign_runner, manifest
 from seatrial.rollouts.campaign_runner import RunTarget
+from tests.rollouts.collecting import make, prompts
 
 
 def test_on_this_machine_shards_and_the_command_of_a_task(tmp_path: Path) -> None:

@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.collecting import failing, make, prompts, run
-from tests.rollouts.inputs_made import merged
-from tests.rollouts.profiled import campaign, collected, ok, questions
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts import campaign_rounds
 from seatrial.rollouts import manifest as manifests
@@ -25,6 +22,9 @@ from seatrial.rollouts.results.campaign_export import select_tasks, write_gym_la
 from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.rescore import rescore
 from seatrial.rollouts.rollout_record import FailureKind
+from tests.rollouts.collecting import failing, make, prompts, run
+from tests.rollouts.inputs_made import merged
+from tests.rollouts.profiled import campaign, collected, ok, questions
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.gym_instance import KEY, Loop, campaign, fake_installation, hurry, unit
-from tests.rollouts.stub import Stub
 from seatrial.core.errors import UserError
 from seatrial.rollouts.backends import gym_install
 from seatrial.rollouts.backends.gym_backend import GymBackend
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError
+from tests.rollouts.gym_instance import KEY, Loop, campaign, fake_installation, hurry, unit
+from tests.rollouts.stub import Stub
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollouts.gym_instance import KEY, Loop, campaign, fake_installation, hurry, unit
-from tests.rollouts.stub import Stub
 from seatrial.core.errors import BlockedError
 from seatrial.rollouts.backends import gym_backend, gym_install
 from seatrial.rollouts.backends.gym_backend import GymBackend, collect_with_gym
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Unit
+from tests.rollouts.gym_instance import KEY, Loop, campaign, fake_installation, hurry, unit
+from tests.rollouts.stub import Stub
 
 pytestmark = pytest.mark.slow
 

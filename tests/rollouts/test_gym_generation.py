@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.gym_instance import KEY, NEWER, OLDER, Loop, campaign, fake_installation, hurry, unit
-from tests.rollouts.stub import Stub
 from seatrial.core.errors import UserError
 from seatrial.rollouts.backends import gym_install
 from seatrial.rollouts.backends.gym_backend import GymBackend, collect_with_gym
@@ -17,6 +15,8 @@ from seatrial.rollouts.backends.gym_install import Generation, find_generation
 from seatrial.rollouts.backends.gym_servers import Block, PolicyEndpoint, Private, collect_words, start_words
 from seatrial.rollouts.campaign import Gym
 from seatrial.rollouts.rollout_record import RolloutError, RolloutOutcome
+from tests.rollouts.gym_instance import KEY, NEWER, OLDER, Loop, campaign, fake_installation, hurry, unit
+from tests.rollouts.stub import Stub
 
 pytestmark = pytest.mark.slow
 

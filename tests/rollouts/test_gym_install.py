@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.gym_instance import KEY, campaign, fake_installation
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts.backends import gym_install, gym_servers
 from seatrial.rollouts.backends.gym_install import GYM_LOCK
@@ -19,6 +18,7 @@ from seatrial.rollouts.backends.gym_servers import Block, PolicyEndpoint, Privat
 from seatrial.rollouts.campaign import Gym
 from seatrial.runtime.servers import port_in_use
 from seatrial.runtime.venvs import find_python, read_lock
+from tests.rollouts.gym_instance import KEY, campaign, fake_installation
 
 POLICY = PolicyEndpoint(("http://h:1/v1",), "org/model", KEY)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.gym_instance import campaign, row, unit
 from seatrial.rollouts.backends.gym_backend import body_of, outcome_of, readable, result_of
 from seatrial.rollouts.backends.openai_format import sort_sampling
 from seatrial.rollouts.manifest import NO_SEED
 from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Unit
+from tests.rollouts.gym_instance import campaign, row, unit
 
 ABOUT = campaign("http://h/v1")
 

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.rollouts.gym_instance import KEY, campaign, fake_installation, hurry
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts.backends.gym_guard import Guard
 from seatrial.rollouts.backends.gym_servers import GymServers, PolicyEndpoint
 from seatrial.runtime.process import pid_file
+from tests.rollouts.gym_instance import KEY, campaign, fake_installation, hurry
 
 pytestmark = pytest.mark.slow
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.imports_made import KEYS, gym_files, materialized, rollout, skills
-from tests.rollouts.inputs_made import gym, jsonl, merged
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.manifest import NO_SEED, Units, load_campaign, load_manifest
 from seatrial.rollouts.results.campaign_import import import_rollouts
 from seatrial.rollouts.results.campaign_merge import MergeRefusedError
 from seatrial.rollouts.rollout_record import Head, check, head_of
+from tests.rollouts.imports_made import KEYS, gym_files, materialized, rollout, skills
+from tests.rollouts.inputs_made import gym, jsonl, merged
 
 SAMPLE = Path(__file__).parent.parent / "data" / "rollouts" / "gym_rollouts.jsonl"
 

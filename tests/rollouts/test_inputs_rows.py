@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.inputs_made import campaign, gym, plain
 from seatrial.rollouts.campaign import Campaign, Dataset, expected, prompt_messages
 from seatrial.rollouts.inputs import BadRowError, RowIds, agent_of, canonical, check_row, content_of, is_chosen, tags_of
+from tests.rollouts.inputs_made import campaign, gym, plain
 
 ASKED = {"role": "user", "content": "hi"}
 GYM = {"config_paths": ["x.yaml"]}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.inputs_made import campaign, gym, jsonl, plain
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.inputs import Written, write_inputs
+from tests.rollouts.inputs_made import campaign, gym, jsonl, plain
 
 
 def write(folder: Path, *datasets: dict[str, Any], **tables: Any) -> Written:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.rollouts.profiled import attempt, campaign, failed, ok, questions, record
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.journal.journal_scan import FAILED, OK, PENDING, Scanner, mark_for_retry
 from seatrial.rollouts.manifest import Units
+from tests.rollouts.profiled import attempt, campaign, failed, ok, questions, record
 
 
 def test_final_failures_are_owed_again_and_later_ones_are_final(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.profiled import attempt, campaign, failed, ok, questions, record
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.journal.journal_scan import FAILED, OK, PENDING, Scan, Scanner
 from seatrial.rollouts.manifest import Units
+from tests.rollouts.profiled import attempt, campaign, failed, ok, questions, record
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.inputs_made import campaign, jsonl, made, plain
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import read_json
 from seatrial.rollouts import manifest as manifests
@@ -28,6 +27,7 @@ from seatrial.rollouts.manifest import (
     save_campaign,
     shard_count,
 )
+from tests.rollouts.inputs_made import campaign, jsonl, made, plain
 
 
 def test_a_campaign_directory_is_made_and_read(tmp_path: Path) -> None:

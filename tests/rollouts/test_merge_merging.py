@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.profiled import attempt, campaign, failed, ok, questions, record
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign_dir import CampaignDir
@@ -19,6 +18,7 @@ from seatrial.rollouts.manifest import Units
 from seatrial.rollouts.results import campaign_merge
 from seatrial.rollouts.results.campaign_merge import MergeRefusedError, MergeResult, merge_campaign, read_result
 from seatrial.rollouts.rollout_record import check, head_of, unit_of
+from tests.rollouts.profiled import attempt, campaign, failed, ok, questions, record
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.gym_instance import fake_installation
-from tests.rollouts.test_campaign import SERVER, made
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts import campaign_rounds, sandbox
 from seatrial.rollouts.backends import gym_install
 from seatrial.rollouts.campaign import Campaign, api_key_of
+from tests.rollouts.gym_instance import fake_installation
+from tests.rollouts.test_campaign import SERVER, made
 
 JUDGE = {"kind": "judge", "url": "http://j/v1", "model": "m", "key_env": "S4_JUDGE_KEY"}
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.profiled import campaign, collected, ok, questions
 from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.profile_data import Profile
+from tests.rollouts.profiled import campaign, collected, ok, questions
 
 DATA = Path(__file__).parents[1] / "data" / "rollouts" / "agreement.json"
 CASES: dict[str, Any] = json.loads(DATA.read_text())["cases"]

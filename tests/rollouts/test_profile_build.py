@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.profiled import Result, attempt, campaign, collected, failed, ok, questions, record
 from seatrial.core.errors import UserError
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign_dir import CampaignDir
@@ -18,6 +17,7 @@ from seatrial.rollouts.results.campaign_merge import merge_campaign
 from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.profile_data import Group
 from seatrial.rollouts.rollout_record import check, head_of
+from tests.rollouts.profiled import Result, attempt, campaign, collected, failed, ok, questions, record
 
 
 def test_a_complete_campaign(tmp_path: Path) -> None:

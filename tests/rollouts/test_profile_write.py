@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.profiled import campaign, collected, failed, ok, questions
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_model
 from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.profile_data import Profile, Summary
 from seatrial.rollouts.results.profile_writer import share, write_profile
+from tests.rollouts.profiled import campaign, collected, failed, ok, questions
 
 FILES = {"tasks.jsonl", "profile.md", "profile.html", "profile.json", "profile.parquet"}
 

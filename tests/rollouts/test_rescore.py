@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.collecting import Boxed, Told, failing, heads, make, prompts, rows, run
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
@@ -16,6 +15,7 @@ from seatrial.rollouts.journal.journal_scan import Scanner
 from seatrial.rollouts.manifest import Units, load_campaign, load_manifest
 from seatrial.rollouts.results.rescore import RescoreBackend, prepare_rescore, rescore
 from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, RolloutOutcome, Score, Unit
+from tests.rollouts.collecting import Boxed, Told, failing, heads, make, prompts, rows, run
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.test_campaign import SERVER, made
 from seatrial.core.errors import UserError
 from seatrial.core.jobs import Batch
 from seatrial.rollouts import campaign_rounds
 from seatrial.rollouts.campaign_dir import CampaignDir
+from tests.rollouts.test_campaign import SERVER, made
 
 
 def test_the_first_round_has_a_task_per_shard(tmp_path: Path) -> None:

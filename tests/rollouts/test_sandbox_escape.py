@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox, ran
 from seatrial.rollouts.sandbox.sandbox import Sandbox
+from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox, ran
 
 ANYBODYS = "/usr/bin/python3.11"
 pytestmark = [pytest.mark.slow, needs_sandbox()]

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from tests.rollouts.sandboxes import LIMITS
 from seatrial.rollouts.sandbox import sandbox_service as module
 from seatrial.rollouts.sandbox.sandbox_service import Service, host_name, is_loopback
+from tests.rollouts.sandboxes import LIMITS
 
 BODY = json.dumps({"generated_code": "theorem", "language": "lean4", "timeout": 1}).encode()
 """A language that there is not: answered without a sandbox."""

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox, ran, refusal
 from seatrial.core.errors import BlockedError
 from seatrial.rollouts.sandbox import bubblewrap
 from seatrial.rollouts.sandbox import sandbox as process
 from seatrial.rollouts.sandbox.sandbox import Sandbox, SandboxError, require, why_not
+from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox, ran, refusal
 
 pytestmark = pytest.mark.slow
 

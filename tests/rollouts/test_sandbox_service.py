@@ -10,11 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox
 from seatrial.core.errors import BlockedError
 from seatrial.rollouts.sandbox.sandbox import SandboxError
 from seatrial.rollouts.sandbox.sandbox_service import Sessions, serve
 from seatrial.runtime.servers import free_port
+from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox
 
 pytestmark = needs_sandbox()
 

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from seatrial.rollouts import json_schemas
 from tests.cli.command import inside
 from tests.rollouts.served import halves, run_in_process, serving, write_rows
-from seatrial.rollouts import json_schemas
 from tests.shipped_schemas import require_shipped
 
 

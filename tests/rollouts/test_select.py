@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.profiled import Result, campaign, collected, failed, ok, questions
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.results.campaign_export import select_tasks
+from tests.rollouts.profiled import Result, campaign, collected, failed, ok, questions
 
 
 @pytest.fixture

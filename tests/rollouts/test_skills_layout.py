@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.imports_made import gym_files, rollout, skills
-from tests.rollouts.inputs_made import campaign, jsonl, merged, plain
-from tests.rollouts.profiled import attempt, failed, ok, record
 from seatrial.core.errors import UserError
 from seatrial.rollouts.backends.direct_backend import AGENT
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.manifest import create_campaign
 from seatrial.rollouts.results.campaign_export import DIRECT_AGENT, write_gym_layout, write_skills_layout
 from seatrial.rollouts.results.campaign_import import import_rollouts
+from tests.rollouts.imports_made import gym_files, rollout, skills
+from tests.rollouts.inputs_made import campaign, jsonl, merged, plain
+from tests.rollouts.profiled import attempt, failed, ok, record
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollouts.profiled import attempt, campaign, collected, failed, ok, questions, record
 from seatrial.rollouts import campaign_rounds
 from seatrial.rollouts.campaign_dir import CampaignDir, ShardState, write_state, write_stop_file
 from seatrial.rollouts.campaign_runner import FRESH_S, StatusReader
 from seatrial.rollouts.journal.journal_scan import Scanner
 from seatrial.rollouts.manifest import Units, load_manifest
+from tests.rollouts.profiled import attempt, campaign, collected, failed, ok, questions, record
 
 
 @contextmanager

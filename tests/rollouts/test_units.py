@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollouts.inputs_made import campaign, jsonl, made, plain
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.manifest import NO_SEED, Manifest, Units, create_campaign, derive_seed
+from tests.rollouts.inputs_made import campaign, jsonl, made, plain
 
 
 def two(folder: Path, shards: int) -> tuple[CampaignDir, Manifest]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox
-from tests.rollouts.verifiers import failure, made, row, talk
 from seatrial.rollouts.rollout_record import Verifier
 from seatrial.rollouts.sandbox import bubblewrap
 from seatrial.rollouts.verifiers.process_verifiers import extract
 from seatrial.rollouts.verifiers.text_verifiers import AssertsCase, CallCase, ProgramCase, cases_of, column, same_output, same_value
+from tests.rollouts.sandboxes import LIMITS, left_over, needs_sandbox
+from tests.rollouts.verifiers import failure, made, row, talk
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from tests.rollouts.verifiers import failure, made, row, score, talk
 from seatrial.core.errors import UserError
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, Verifier
 from seatrial.rollouts.verifiers.judge_verifier import verdict
+from tests.rollouts.verifiers import failure, made, row, score, talk
 
 
 class Asked:

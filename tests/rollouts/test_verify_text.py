@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.verifiers import failure, made, row, score
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError
 from seatrial.rollouts.verifiers.text_verifiers import boxed, last_line, undisturbed
 from seatrial.runtime.interrupt import Interruptible
+from tests.rollouts.verifiers import failure, made, row, score
 
 OPTIONS = [{"A": "first"}, {"B": "second"}, {"C": "third"}, {"D": "fourth"}]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.rollouts.verifiers import failure, made, row, talk
 from seatrial.core.errors import UserError
 from seatrial.rollouts.rollout_record import Verifier
 from seatrial.rollouts.verifiers.process_verifiers import bare, equivalence, load_function
+from tests.rollouts.verifiers import failure, made, row, talk
 
 pytestmark = pytest.mark.slow
 

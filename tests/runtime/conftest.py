@@ -7,7 +7,6 @@ import subprocess
 import pytest
 
 from seatrial.runtime import process
-
 from tests.runtime.children import wait_for
 
 

@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from seatrial.cli.env import app
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.verdict import ExitCode
-
 from tests.runtime.wheels import only_local
 
 

@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from seatrial.runtime.command import NoAnswerError, run_command
-
 from tests.runtime.children import wait_until
 
 

@@ -20,7 +20,6 @@ from seatrial.core.errors import UserError
 from seatrial.runtime import process, process_tree
 from seatrial.runtime.process import end_leftovers, pid_file, run
 from seatrial.runtime.process_tree import PidFile, ProcessTree, announced
-
 from tests.runtime.children import DAEMON, ended, gone, lines, spec, wait_for, wait_until
 from tests.runtime.small_jobs import ALMOST_A_MINUTE
 

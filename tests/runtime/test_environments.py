@@ -19,7 +19,6 @@ from seatrial.runtime.environments import Environment, Environments, default_roo
 from seatrial.runtime.interrupt import Interrupted, Interruptible
 from seatrial.runtime.process import end_leftovers
 from seatrial.runtime.venvs import find_uv, read_installed
-
 from tests.runtime.wheels import make_wheel, only_local
 
 pytestmark = pytest.mark.slow  # nearly every test here lets pip build something

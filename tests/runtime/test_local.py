@@ -23,9 +23,21 @@ from seatrial.runtime.interrupt import Interrupted, Interruptible
 from seatrial.runtime.jobdir import job_dir
 from seatrial.runtime.local_jobs import Copy, run_batch
 from seatrial.runtime.process_tree import PidFile
-
 from tests.runtime.children import DAEMON, ended, gone, send, wait_for, wait_until
-from tests.runtime.small_jobs import ALMOST_A_MINUTE, FETCH, Clock, client, left_behind, log, patient_clock, python, run_jobs, run_one, server, shell
+from tests.runtime.small_jobs import (
+    ALMOST_A_MINUTE,
+    FETCH,
+    Clock,
+    client,
+    left_behind,
+    log,
+    patient_clock,
+    python,
+    run_jobs,
+    run_one,
+    server,
+    shell,
+)
 
 pytestmark = pytest.mark.slow
 

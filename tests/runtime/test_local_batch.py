@@ -15,7 +15,6 @@ from seatrial.core.jobs import PLACEHOLDERS, After, Batch, Component, Ending, Jo
 from seatrial.core.verdict import Boundary
 from seatrial.runtime.jobdir import job_dir, load
 from seatrial.runtime.local_jobs import gpus_here, run_batch
-
 from tests.runtime.small_jobs import ALMOST_A_MINUTE, FETCH, Clock, client, left_behind, log, python, run_jobs, run_one, server, shell
 
 pytestmark = pytest.mark.slow  # processes that are waited for; `make check` has two minutes

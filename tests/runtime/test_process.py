@@ -17,7 +17,6 @@ import pytest
 from seatrial.core.errors import BlockedError
 from seatrial.runtime import process
 from seatrial.runtime.process import Control, Interrupted, Interruptible, Outcome, ProcessSpec, Tick, pid_file, run
-
 from tests.runtime.children import gone, lines, send, spec, wait_for, wait_until
 from tests.runtime.small_jobs import ALMOST_A_MINUTE, Clock
 

@@ -20,7 +20,6 @@ from seatrial.core.jobs import Component, Ending, Job, Profile, Result
 from seatrial.runtime.ray import STEP, check_nodes, launcher_call, ray_job, ray_sub, with_ray
 from seatrial.runtime.servers import free_port
 from seatrial.runtime.staged import PROGRAMS, ray_step, stage
-
 from tests.runtime.children import wait_until
 from tests.runtime.rays import NEW_PIDS, environment, instruments, leftovers, need_namespaces
 

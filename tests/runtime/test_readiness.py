@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import pytest
 
 from seatrial.runtime.servers import Missed, Target, ask, foreign_target, free_port, wait_ready
-
 from tests.runtime.small_jobs import ALMOST_A_MINUTE, Clock, patient_clock
 
 

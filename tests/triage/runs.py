@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.loops.nemo_logs import grpo_log
 from seatrial.loops import get_loop
 from seatrial.trial.files_judge import FileVerdict, judge_files
+from tests.loops.nemo_logs import grpo_log
 
 SITE = "/workspace/venv/lib/python3.11/site-packages"
 RUNNER = "\x1b[36m(TaskRunnerV1 pid=1958)\x1b[0m "

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops.nemo_logs import ROOT, grpo_log, raised
 from seatrial.core.records import Diagnosis
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
 from seatrial.trial.level import read_diagnosis
-
+from tests.loops.nemo_logs import ROOT, grpo_log, raised
 from tests.triage.runs import SITE, traceback, trl_log, verl_log
 
 ENGINE = "\x1b[36m(vLLMHttpServer pid=7001)\x1b[0m "

@@ -14,7 +14,6 @@ from seatrial.core.series import Metrics, Series, TokenRow
 from seatrial.triage import token_errors
 from seatrial.triage.token_errors import Histogram, collect
 from seatrial.triage.token_mismatch import localize
-
 from tests.triage.token_rows import PROMPT, Off, row, rows
 
 METRIC = "train/token_mult_prob_error"

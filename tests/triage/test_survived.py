@@ -10,7 +10,6 @@ from seatrial.core.records import Diagnosis
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
 from seatrial.trial.level import read_diagnosis
-
 from tests.triage.runs import LOGS, judged, traceback, trl_log, verl_log
 
 BLOCKED = Verdict.BLOCKED

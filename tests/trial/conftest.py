@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.children import wait_until
 from seatrial.core.loop import Context, SideTests
 from seatrial.core.records import Baseline, Finding, LevelResult, Plan, RepoState, Trial
 from seatrial.evidence.repos import repo_states
@@ -23,7 +22,7 @@ from seatrial.trial.plan import make_plan, requested
 from seatrial.trial.progress import Event
 from seatrial.trial.staging import environment_record
 from seatrial.trial.trial_request import checkouts
-
+from tests.runtime.children import wait_until
 from tests.trial.fake import FakeLoop
 
 

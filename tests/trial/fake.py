@@ -16,7 +16,6 @@ from seatrial.core.series import Metrics
 from seatrial.core.specs import CheckSpec, Concern, Level, Milestone, Signals, Signature, Surface
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.instruments.facts import LoopFault
-
 from tests.trial.fake_process import STEPS
 
 PROCESS = Path(__file__).with_name("fake_process.py")

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from seatrial.loops import get_loop
+from seatrial.trial.files_judge import FileVerdict, judge_files
 from tests.loops.nemo_logs import grpo_log
 from tests.loops.verl_logs import MILESTONES, RUNNER
 from tests.metrics import writer
-from seatrial.loops import get_loop
-from seatrial.trial.files_judge import FileVerdict, judge_files
 
 DATA = Path(__file__).parents[1] / "data"
 Row = dict[str, Any]

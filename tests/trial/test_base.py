@@ -19,7 +19,6 @@ from seatrial.trial import baseline as settling
 from seatrial.trial.base_worktrees import base_of
 from seatrial.trial.progress import Compared, Event, Judged, Running
 from seatrial.trial.trial_request import checkouts
-
 from tests.trial.conftest import Bench, asked_once, commit, git
 from tests.trial.test_baseline import again, word, words, worktrees
 from tests.trial.test_pre_tests import WRITES, stand_in

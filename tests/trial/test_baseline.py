@@ -18,7 +18,6 @@ from seatrial.evidence.repos import repo_state
 from seatrial.trial import baseline, run_dir, runner
 from seatrial.trial.base_worktrees import ahead, discard, ignored, lacks, other_changes, unchanged
 from seatrial.trial.progress import Event, Running, SideJudged, Stage
-
 from tests.trial.conftest import Bench, commit, git
 from tests.trial.test_pre_tests import WRITES, stand_in
 

@@ -7,7 +7,6 @@ import pytest
 from seatrial.core.specs import Concern, Surface
 from seatrial.evidence.changes import ChangedLine
 from seatrial.trial.plan import Diff, LevelCause, read_diff, required
-
 from tests.trial.fake import FakeLoop
 
 ROWS = (

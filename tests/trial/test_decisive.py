@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import inside
 from seatrial.core.records import CheckResult
 from seatrial.core.series import Metrics, Series
 from seatrial.core.verdict import Boundary, Verdict
@@ -16,6 +15,7 @@ from seatrial.loops import get_loop
 from seatrial.trial.decisive import FailureCase, decisive
 from seatrial.trial.files_judge import FileVerdict, judge_files
 from seatrial.trial.judge import Evidence, Judgement
+from tests.cli.command import inside
 from tests.triage.runs import judged, nemo_log, trl_log, verl_log
 
 DATA = Path(__file__).parents[1] / "data"

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.cli.command import inside
 from seatrial.core.errors import BlockedError, FindingCode, Severity
 from seatrial.core.files import room_at
 from seatrial.core.loop import Footprint
@@ -20,7 +19,7 @@ from seatrial.trial import preflight
 from seatrial.trial.plan import make_plan, requested
 from seatrial.trial.preflight import DiskNeed
 from seatrial.trial.staging import stage
-
+from tests.cli.command import inside
 from tests.trial.fake import FakeLoop
 
 RAY = Footprint(tmp_mb=300, shm_mb=200, ray=True)

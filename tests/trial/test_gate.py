@@ -15,7 +15,6 @@ from seatrial.core.records import Report, SideResult, Trial
 from seatrial.core.verdict import Boundary, Verdict
 from seatrial.runtime.process import Outcome
 from seatrial.trial.pre_tests import judge_probe
-
 from tests.trial.conftest import Bench, result
 
 pytestmark = pytest.mark.slow

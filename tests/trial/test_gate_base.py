@@ -15,7 +15,6 @@ from seatrial.core.records import SideResult, Trial
 from seatrial.core.verdict import Verdict
 from seatrial.evidence.repos import repo_state
 from seatrial.trial.pre_tests import excuse, failures, fresh
-
 from tests.trial.conftest import Bench, commit, git
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,6 @@ from seatrial.core.verdict import Boundary, Verdict
 from seatrial.report.markdown import matrix_md
 from seatrial.trial import analyses, runner
 from seatrial.trial.progress import Event, Running
-
 from tests.trial.conftest import Bench, commit, git
 from tests.trial.fake import FakeLoop
 

@@ -19,7 +19,6 @@ from seatrial.core.records import Trial
 from seatrial.core.verdict import Verdict
 from seatrial.runtime.process import Outcome, ProcessSpec
 from seatrial.trial import run_dir, verify
-
 from tests.trial import fake_process
 from tests.trial.conftest import Bench
 

@@ -10,7 +10,6 @@ from seatrial.core.errors import UserError
 from seatrial.core.specs import Signature
 from seatrial.core.verdict import Boundary
 from seatrial.trial.plan import require_known
-
 from tests.trial.fake import FakeLoop
 
 OWN = Signature(id="own-failure", pattern="x", boundary=Boundary.REFIT)

@@ -16,7 +16,6 @@ from seatrial.core.verdict import Boundary, Verdict
 from seatrial.trial.level import read_diagnosis, read_level_metrics, write_level_metrics
 from seatrial.trial.progress import newest
 from seatrial.trial.staging import find_interpreter, stage
-
 from tests.trial.fake import FakeLoop
 
 

@@ -9,10 +9,9 @@ from unittest import mock
 
 import pytest
 
-from tests.cli.command import Answer, inside
 from seatrial.core.records import Cost, Plan, PlannedLevel, Trial
 from seatrial.trial import run_dir
-
+from tests.cli.command import Answer, inside
 from tests.trial.fake import LEVELS, FakeLoop
 
 LOW, SAME = 'max(data["train/loss"]) < 1', 'len(data["train/loss"]) >= 1'

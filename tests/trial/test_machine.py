@@ -18,7 +18,6 @@ from seatrial.core.errors import FindingCode, Severity
 from seatrial.core.loop import Footprint
 from seatrial.core.verdict import Boundary
 from seatrial.trial import preflight
-
 from tests.trial.fake import FakeLoop
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from seatrial.core.specs import CheckSpec
 from seatrial.core.verdict import Verdict
-
 from tests.trial.conftest import Bench, result
 from tests.trial.fake import FakeLoop
 

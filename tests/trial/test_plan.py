@@ -9,7 +9,6 @@ from seatrial.core.loop import Loop
 from seatrial.evidence.changes import ChangedLine
 from seatrial.loops import get_loop
 from seatrial.trial.plan import Diff, make_plan, parse_levels, requested, required, totals
-
 from tests.trial.fake import FakeLoop
 
 TRL = get_loop("trl")

@@ -15,7 +15,6 @@ from seatrial.runtime.process import Outcome
 from seatrial.triage.signatures import GENERAL, load_signatures
 from seatrial.trial.pre_tests import LACKING, JUnitCase, judge_side, read_cases
 from seatrial.trial.progress import Event, SideJudged, SideRunning
-
 from tests.trial.conftest import Bench, commit
 
 pytestmark = pytest.mark.slow

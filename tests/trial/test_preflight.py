@@ -17,7 +17,6 @@ from seatrial.loops import get_loop
 from seatrial.trial import preflight
 from seatrial.trial import preflight as machine
 from seatrial.trial.plan import make_plan, requested
-
 from tests.trial.fake import FakeLoop
 from tests.trial.test_disk import with_room
 

@@ -15,7 +15,6 @@ from seatrial.evidence.redact import Redactor
 from seatrial.trial.level import Limits, RunContext
 from seatrial.trial.preflight import RAY_NODES
 from seatrial.trial.runner import ray_findings
-
 from tests.trial.fake import FakeLoop
 
 

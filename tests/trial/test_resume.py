@@ -14,7 +14,6 @@ from seatrial.core.records import Trial
 from seatrial.core.verdict import Verdict
 from seatrial.trial import run_dir
 from seatrial.trial.progress import Event, Judged, Stage
-
 from tests.trial.conftest import Bench, commit, result
 
 pytestmark = pytest.mark.slow

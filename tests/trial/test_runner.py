@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.shapes import OPENSSH, ROWS
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_json, read_model
 from seatrial.core.loop import Phase
@@ -16,7 +15,7 @@ from seatrial.core.verdict import Boundary, Verdict
 from seatrial.trial import run_dir, runner
 from seatrial.trial.level import Limits
 from seatrial.trial.progress import Ended, Event, Found, Judged, Planned, Running, Stage
-
+from tests.evidence.shapes import OPENSSH, ROWS
 from tests.trial.conftest import Bench, commit, git, result
 from tests.trial.fake import FakeLoop
 

@@ -15,11 +15,10 @@ from unittest import mock
 import psutil
 import pytest
 
-from tests.cli.command import Answer, environ, inside
 from seatrial.core.files import read_model
 from seatrial.core.records import Report, Trial
 from seatrial.core.verdict import Verdict
-
+from tests.cli.command import Answer, environ, inside
 from tests.trial.fake import FakeLoop
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,6 @@ from seatrial.trial import run_dir, runner, slurm_job
 from seatrial.trial.plan import make_plan, requested
 from seatrial.trial.progress import Event, Running
 from seatrial.trial.slurm_job import Following, Note, Tail
-
 from tests.trial.conftest import Bench, commit, result
 from tests.trial.fake import FakeLoop
 from tests.trial.fake_slurm import FakeSlurm, leave_result, slurm

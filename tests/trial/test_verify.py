@@ -11,14 +11,13 @@ from unittest import mock
 
 import pytest
 
-from tests.cli.command import Answer, inside
 from seatrial.core.files import read_json, read_model, write_json
 from seatrial.core.records import Report, Trial
 from seatrial.core.verdict import Verdict
 from seatrial.history import import_runs as history
 from seatrial.report.outcomes import OLDER
 from seatrial.trial import run_dir
-
+from tests.cli.command import Answer, inside
 from tests.trial.fake import FakeLoop
 from tests.trial.test_signals import run_words
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.core.verdict import Verdict
-
 from tests.trial.made_runs import Run, grpo, trl
 
 NOT_FINITE = (

@@ -19,7 +19,6 @@ HERE = Path(__file__).parent
 sys.path += [str(HERE.parents[2])]  # for the writer of event files
 
 import nemo_rl  # type: ignore[import-not-found]  # noqa: E402, F401 - the driver of the checkout imports its package
-
 from tests.metrics.writer import event, simple, version  # noqa: E402
 
 SIM = os.environ.get("SIM", "pass")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pytest_seatrial.guards import Share, excess, share
-
 from tests.pytest_seatrial.tracker.guarded import project, pytest_in
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 
 from pytest_seatrial import gpus
 from pytest_seatrial.suite_groups import Needs, gpus_here, parse
-
 from tests.pytest_seatrial.tracker.guarded import project, pytest_in
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,6 @@ import pytest
 
 from pytest_seatrial import gpus, memory_sampler
 from seatrial.functional import hermetic
-
 from tests.pytest_seatrial.tracker.tracked import latest, session
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 
 from pytest_seatrial import suite_groups, unit_results
 from pytest_seatrial.unit_results import Partial, Tracked, document, restore, write
-
 from tests.pytest_seatrial.tracker.guarded import project, pytest_in
 from tests.pytest_seatrial.tracker.tracked import dated, latest, session
 

@@ -18,7 +18,6 @@ import pytest
 from pytest_seatrial import guards, memory_sampler, suite_groups, unit_results
 from pytest_seatrial.hook_wrappers import wrapping
 from pytest_seatrial.unit_results import Partial, Tracked
-
 from tests.pytest_seatrial.tracker.guarded import Ran, project, pytest_in
 from tests.pytest_seatrial.tracker.tracked import latest
 

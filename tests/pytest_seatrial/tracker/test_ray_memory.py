@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runtime.rays import environment
 from tests.real.inside import run_cases
+from tests.runtime.rays import environment
 
 pytestmark = pytest.mark.real
 

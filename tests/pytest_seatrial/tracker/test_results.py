@@ -18,7 +18,6 @@ import pytest
 from pytest_seatrial import unit_results
 from pytest_seatrial.results_collector import coverage
 from pytest_seatrial.unit_results import Partial, Tracked, document, restore, write
-
 from tests.pytest_seatrial.tracker.tracked import command, dated, latest, session, strict, variables
 
 pytestmark = pytest.mark.slow

@@ -13,15 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.cli.command import SEATRIAL, Answer, environ
-from tests.rollouts.served import serving
-from tests.rollouts.stub import Stub
 from seatrial.core.jobs import Result
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.campaign_rounds import Round, list_rounds, round_dir
 from seatrial.rollouts.journal.attempts import LeaseFile, holder_of
 from seatrial.runtime.jobdir import JobDir, job_dir
-
+from tests.cli.command import SEATRIAL, Answer, environ
+from tests.rollouts.served import serving
+from tests.rollouts.stub import Stub
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.harness import processes_with, until
 

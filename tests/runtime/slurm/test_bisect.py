@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.bisect.prepared import plan_of, prepared_of
 from seatrial.bisect.bisect_records import BisectPlan
 from seatrial.bisect.runners import CLIENT, JOB, JOBS, SlurmRunner, cancel_slurm_jobs, facts_of, job_of
 from seatrial.bisect.step_preparer import PreparedStep
@@ -20,7 +19,7 @@ from seatrial.core.jobs import Ending, Profile, Result, UnitState, UnitStatus
 from seatrial.runtime.interrupt import Interrupted, Interruptible
 from seatrial.runtime.jobdir import job_dir
 from seatrial.runtime.slurm import SlurmRefused
-
+from tests.bisect.prepared import plan_of, prepared_of
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.harness import until
 from tests.runtime.slurm.stand_ins import stand_ins

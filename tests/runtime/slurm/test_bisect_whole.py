@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import SEATRIAL, environ
-from tests.bisect.several import main_line, repository
-from tests.bisect.untouched import untouched
 from seatrial.bisect import bisect_dir
 from seatrial.bisect.bisect_records import BisectRun
 from seatrial.bisect.bisect_report import BisectReport
 from seatrial.bisect.runners import JOB, JOBS
 from seatrial.core.files import read_model
 from seatrial.runtime.jobdir import job_dir
-
+from tests.bisect.several import main_line, repository
+from tests.bisect.untouched import untouched
+from tests.cli.command import SEATRIAL, environ
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.harness import until
 

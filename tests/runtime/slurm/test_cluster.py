@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.slurm.cluster import conf
-from tests.runtime.slurm.cluster import processes
-from tests.runtime.slurm.cluster import tools
-from tests.runtime.slurm.cluster import PrivateSlurm
+from tests.runtime.slurm.cluster import PrivateSlurm, conf, processes, tools
 from tests.runtime.slurm.conftest import MakeCluster
 
 real = pytest.mark.real

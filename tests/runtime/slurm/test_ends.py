@@ -14,7 +14,6 @@ from seatrial.core.jobs import After, Component, Ending, Job, Profile, Ready, Un
 from seatrial.runtime.jobdir import JobDir, job_dir
 from seatrial.runtime.slurm import render
 from seatrial.runtime.slurm_status import UnitFacts, judge_unit
-
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.harness import Slurm, client, script, server, submit, until
 

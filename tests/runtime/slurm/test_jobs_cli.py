@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import SEATRIAL, Answer, inside
 from seatrial.runtime.jobdir import job_dir
-
+from tests.cli.command import SEATRIAL, Answer, inside
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.stand_ins import StandIns, stand_ins
 

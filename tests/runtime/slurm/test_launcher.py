@@ -10,7 +10,6 @@ from seatrial.core.jobs import Batch, Job, Profile, UnitState, UnitStatus
 from seatrial.runtime import jobdir
 from seatrial.runtime import slurm_submit as slurm
 from seatrial.runtime.slurm_status import Poller
-
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.harness import client, script, until
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.drive import Ran, call, wait_for
-from tests.real.test_nemo_outcomes import Machine, _machine, machine
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.runtime.jobdir import job_dir
-
+from tests.real.drive import Ran, call, wait_for
+from tests.real.test_nemo_outcomes import Machine, _machine, machine
 from tests.runtime.slurm.cluster import PrivateSlurm
 
 __all__ = ["_machine", "machine"]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.core.jobs import Component, Ending, Job, Profile
-
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.conftest import bring_up
 from tests.runtime.slurm.harness import client, processes_with, script, submit, until

@@ -14,7 +14,6 @@ from seatrial.core.jobs import Ending, Result, UnitState, UnitStatus
 from seatrial.runtime import slurm as commands
 from seatrial.runtime.slurm import ControllerDown, SlurmRefused, SlurmRow
 from seatrial.runtime.slurm_status import RESULT_GRACE_S, SUBMITTED_GRACE_S, UnitFacts, judge_unit
-
 from tests.runtime.slurm.stand_ins import StandIns, stand_ins
 
 NAME = "seatrial-collect-01234567"

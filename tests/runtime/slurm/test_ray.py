@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.rays import environment, instruments, leftovers
 from seatrial.core.jobs import Ending, Job
 from seatrial.runtime.ray import check_nodes, ray_job
 from seatrial.runtime.staged import stage
-
+from tests.runtime.rays import environment, instruments, leftovers
 from tests.runtime.slurm.conftest import MakeCluster
 from tests.runtime.slurm.harness import Submitted, client, submit
 

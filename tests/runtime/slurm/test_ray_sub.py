@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.rays import instruments
 from seatrial.core.jobs import Batch, Ending, Job, Profile, UnitState, UnitStatus
 from seatrial.runtime import jobdir
 from seatrial.runtime import slurm_submit as slurm
 from seatrial.runtime.ray import check_nodes
 from seatrial.runtime.slurm_status import Poller
-
+from tests.runtime.rays import instruments
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.conftest import MakeCluster
 from tests.runtime.slurm.harness import client, until

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.core.jobs import Ending
-
 from tests.runtime.slurm.campaigns import Desk, complete, ended, policy, stub_server
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.conftest import MakeCluster, bring_up

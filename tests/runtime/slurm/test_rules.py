@@ -10,7 +10,6 @@ import pytest
 
 from seatrial.core.jobs import After, Component, Ending, Job, Profile, Ready
 from seatrial.runtime.slurm import render
-
 from tests.runtime.slurm.conftest import MakeCluster
 from tests.runtime.slurm.harness import Slurm, client, processes_with, script, server, submit, until
 

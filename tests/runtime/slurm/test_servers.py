@@ -13,7 +13,6 @@ from seatrial.core.jobs import Profile, UnitState
 from seatrial.runtime import jobdir
 from seatrial.runtime import slurm_submit as slurm
 from seatrial.runtime.slurm_status import Poller
-
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.harness import until
 

@@ -16,7 +16,6 @@ from seatrial.runtime import jobdir, slurm_status, slurm_submit
 from seatrial.runtime.jobdir import job_dir
 from seatrial.runtime.slurm import comment
 from seatrial.runtime.slurm_status import Poller, Snapshot
-
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.conftest import MakeCluster
 from tests.runtime.slurm.harness import until

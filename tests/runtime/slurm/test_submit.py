@@ -18,7 +18,6 @@ from seatrial.runtime import slurm as commands
 from seatrial.runtime.jobdir import job_dir
 from seatrial.runtime.slurm import ControllerDown, SlurmRefused
 from seatrial.runtime.slurm_status import Poller
-
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.harness import until
 from tests.runtime.slurm.stand_ins import StandIns, stand_ins

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.drive import SEATRIAL, Ran, call, environ, processes_of, says, wait_for
 from seatrial.core.files import read_text
 from seatrial.core.jobs import Ending
 from seatrial.core.verdict import Boundary, ExitCode, Verdict
 from seatrial.runtime.jobdir import JobDir, job_dir
-
+from tests.real.drive import SEATRIAL, Ran, call, environ, processes_of, says, wait_for
 from tests.runtime.slurm.cluster import PrivateSlurm
 from tests.runtime.slurm.conftest import MakeCluster
 

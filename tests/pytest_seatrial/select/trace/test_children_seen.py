@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pytest_seatrial.select.trace.trace_events import read_logs
-
 from tests.pytest_seatrial.select.trace.traced import trace
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,6 @@ from pytest_seatrial.select.evidence import Evidence
 from pytest_seatrial.select.trace.instrument import KEEPS
 from pytest_seatrial.select.trace.trace_events import HIT
 from pytest_seatrial.select.trace.trace_recorder import ProjectTree, TraceRecorder
-
 from tests.pytest_seatrial.select.trace.traced import trace
 
 SECONDS, LATEST = 1.0, 60.0

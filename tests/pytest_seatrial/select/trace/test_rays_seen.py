@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runtime.rays import NEW_PIDS, environment, need_namespaces
-
 from tests.pytest_seatrial.select.trace.traced import Told, trace
+from tests.runtime.rays import NEW_PIDS, environment, need_namespaces
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

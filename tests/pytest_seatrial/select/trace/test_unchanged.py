@@ -13,7 +13,6 @@ from types import CodeType
 import pytest
 
 from pytest_seatrial.select.trace.instrument import instrument, numbers
-
 from tests.pytest_seatrial.select.trace.traced import SOURCE, trace, unfolded, write
 
 OTHERS = [path for version in ("3.12", "3.13", "3.14") for path in sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))[:1]]

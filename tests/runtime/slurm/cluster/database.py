@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from seatrial.runtime.servers import port_in_use
-
 from tests.runtime.slurm.cluster.conf import Accounting
 from tests.runtime.slurm.cluster.processes import Processes
 from tests.runtime.slurm.cluster.tools import tool

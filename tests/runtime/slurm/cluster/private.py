@@ -24,11 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
-from tests.runtime.slurm.cluster import conf
-from tests.runtime.slurm.cluster import database
-from tests.runtime.slurm.cluster import lan
-from tests.runtime.slurm.cluster import processes
-from tests.runtime.slurm.cluster import tools
+from tests.runtime.slurm.cluster import conf, database, lan, processes, tools
 
 T = TypeVar("T")
 
@@ -85,7 +81,9 @@ class PrivateSlurm:
             raise RuntimeError(f"a private Slurm cannot come up here: {lacking}")
         running = [name for name in self._processes.names() if self._processes.alive(name)]
         if running:
-            raise RuntimeError(f"{self.root}: already up ({', '.join(running)}); first: python -m tests.runtime.slurm.cluster down {self.root}")
+            raise RuntimeError(
+                f"{self.root}: already up ({', '.join(running)}); first: python -m tests.runtime.slurm.cluster down {self.root}"
+            )
         try:
             self._start()
         except BaseException:
