@@ -10,4 +10,4 @@ print(*(word.partition(",")[0].replace(">=", "==") for word in words))')
 # shellcheck disable=SC2086 # several words
 "$venv/bin/python" -m pip install --disable-pip-version-check --quiet $lowest --editable '.[dev]' --editable packages/pytest-seatrial
 "$venv/bin/python" -m pip freeze | grep -iE "^($(echo "$lowest" | sed 's/==[^ ]*//g; s/ /|/g'))=="
-exec "$venv/bin/pytest" tests/launch tests/cli tests/trial -m "not real and not slow" -q -p no:cacheprovider "$@"
+exec "$venv/bin/pytest" tests/runtime tests/cli tests/trial -m "not real and not slow" -q -p no:cacheprovider "$@"

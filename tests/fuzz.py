@@ -1,4 +1,4 @@
-"""A fuzzer over every parser of outside data, in process. A longer run: `python tests/fuzz.py --inputs 20000 --seed 7`.
+"""A fuzzer over every parser of outside data, in process. A longer run: `python -m tests.fuzz --inputs 20000 --seed 7`.
 
 - Inputs are made from a grammar (rows, logs, tables with odd numbers, depths and text) or by mutating real files of tests/data.
 - Allowed ends: a verdict or an error with its fix (exit codes 0, 1, 2, 77, 99). Anything else is a finding: another exception, exit

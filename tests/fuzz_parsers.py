@@ -37,6 +37,7 @@ def text_changed(rng: random.Random, text: str, junk: tuple[str, ...] = (*NUMBER
 def slurm(rng: random.Random, place: Path) -> None:
     """What Slurm's commands print."""
     from seatrial.runtime import slurm as commands
+    from seatrial.runtime.command import Answer
 
     queue = "12_3|RUNNING|2025-01-01T00:00:00|None|(null)|n\n12_[4-9%2]|PENDING|N/A|Priority|c|n\n13+1|COMPLETED|N/A|x||n\n"
     account = "12_3|COMPLETED|2025-01-01T00:00:00|2025-01-01T00:01:00|n\n12|CANCELLED by 0|2025-01-01T00:00:00|Unknown|n\n"
@@ -47,8 +48,8 @@ def slurm(rng: random.Random, place: Path) -> None:
         *(("12;c\n", lambda: commands.sbatch(Path("x"), [], "")), ("12\n", lambda: commands.scancel("", ["12"]))),
     )
     said, call = rng.choice(asked)
-    out = text_changed(rng, said).encode("utf-8", "replace").decode()
-    done = subprocess.CompletedProcess[str]([], rng.choice((0, 0, 0, 1)), out, out if rng.random() < 0.2 else "")
+    out = text_changed(rng, said).encode("utf-8", "replace")
+    done = Answer(rng.choice((0, 0, 0, 1)), out, out if rng.random() < 0.2 else b"")
     with mock.patch.object(commands, "_call", return_value=done):
         call()
 

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer; `python tests/fuzz.py` makes longer ones."""
+"""A short run of the fuzzer; `python -m tests.fuzz` makes longer ones."""
 
 from __future__ import annotations
 
