@@ -172,8 +172,8 @@ def test_what_a_killed_seatrial_left_is_ended_by_clean_up(tmp_path: Path) -> Non
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
-        "from regress.prepared import plan_of\n"
-        "from regress.test_local import nothing, runner, several\n"
+        "from tests.bisect.prepared import plan_of\n"
+        "from tests.bisect.test_local import nothing, runner, several\n"
         # The grandchild leaves the session: the kernel does not end it with its parent.
         "plan = plan_of('bash', '-c', 'setsid sleep 600 & echo began; wait')\n"
         "list(runner(plan).run(several([plan], Path(sys.argv[2])), nothing))\n"

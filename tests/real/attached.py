@@ -14,7 +14,7 @@ import torch
 
 from seatrial.instruments.engines import attach
 
-STANDINS = Path(__file__).parents[1] / "probes" / "standins"
+STANDINS = Path(__file__).parents[1] / "instruments" / "standins"
 VLLM = {"verl": "verl.workers.rollout.vllm_rollout", "nemo_rl": "nemo_rl.models.generation.vllm"}
 SIZE = 16
 Q, K, V = "q_proj.weight", "k_proj.weight", "v_proj.weight"

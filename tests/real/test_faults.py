@@ -27,7 +27,7 @@ from seatrial.loops.trl.trl_proofs import prove
 from seatrial.runtime.environments import Environment, Environments
 from seatrial.trial.judge import Evidence, Judgement, judge
 from seatrial.trial.level import read_level_metrics
-from tests.real.drive import PLAIN, Ran, call, processes_of, run
+from tests.real.drive import Ran, call, processes_of, run
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]  # level 3 starts three servers, one after another
 
@@ -60,10 +60,10 @@ TABLE = (
         Boundary.OPTIMIZER,
         "optimizer steps in the record: expected 8, found 0",
         missed=("trained weights changed",),
-        words=PLAIN,
+        forked=True,
     ),
     Caught("nan-weight", 0, Boundary.OPTIMIZER, "probability tensor contains either `inf`, `nan`"),
-    Caught("nan-loss", 0, Boundary.METRICS, "train/loss is not finite at step 3", missed=("every metric is finite",), words=PLAIN),
+    Caught("nan-loss", 0, Boundary.METRICS, "train/loss is not finite at step 3", missed=("every metric is finite",), forked=True),
     Caught(
         "skip-update", 0, Boundary.OPTIMIZER, "one optimizer step took in: expected 3, found 6", missed=("optimizer updates",), forked=True
     ),
@@ -126,8 +126,8 @@ TABLE = (
     Caught("sync-swaps-names", 3, Boundary.REFIT, "layernorm.weight", missed=("weights after each refit: bit-equal (sync)",)),
     Caught("sync-mangles-name", 3, Boundary.REFIT, "the generation process failed at TRL's own sync"),
     Caught("no-grad-sync", 4, Boundary.DDP, "missed: ", missed=("ranks end with the same weights: bit-equal",)),
-    Caught("blind", 5, Boundary.DATA, "a row's picture in the generation", missed=("another picture changes the logits",)),
-    Caught("blind-generation", 5, Boundary.DATA, "a row's picture in the generation", missed=("step proof: data (vlm)",)),
+    Caught("blind", 5, Boundary.DATA, "a row's picture in the generation", missed=("another picture changes the logits",), forked=True),
+    Caught("blind-generation", 5, Boundary.DATA, "a row's picture in the generation", missed=("step proof: data (vlm)",), forked=True),
     Caught("swapped-pictures", 5, Boundary.DATA, "a row's picture in the generation", missed=("step proof: data (vlm)",)),
 )
 AGAIN = {

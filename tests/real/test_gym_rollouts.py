@@ -193,8 +193,8 @@ def test_two_instances_at_once_and_a_killed_server_is_noticed(running: Running, 
 
 
 def test_kill_9_of_the_driver_leaves_nothing(python: str, running: Running, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "rollouts.gym_instance", python, running.stub.url, str(tmp_path)]
-    where = {**os.environ, "PYTHONPATH": str(Path(gym_instance.__file__).parents[1]), "TMPDIR": "/tmp"}
+    words = [sys.executable, "-m", "tests.rollouts.gym_instance", python, running.stub.url, str(tmp_path)]
+    where = {**os.environ, "PYTHONPATH": str(Path(gym_instance.__file__).parents[2]), "TMPDIR": "/tmp"}
     driver = subprocess.Popen(words, env=where, stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     try:

@@ -25,7 +25,7 @@ NORMS = ["model.layers.0.input_layernorm.weight", "model.layers.0.post_attention
 def served(kind: str, tmp: Path) -> Iterator[Loop]:
     """A loop over a fresh server; afterwards none of its processes is left."""
     model = ensure(kind, tmp / "model")
-    options = ("--dtype", "float32", "--worker-extension-cls", "real.vllm_broken.Broken")
+    options = ("--dtype", "float32", "--worker-extension-cls", "tests.real.vllm_broken.Broken")
     with VllmServer(model, tmp / "server.log", say, options, faults=True) as server:
         yield Loop(Policy(model, False), Engine(server, tmp, None), tmp, ALL, None)
     assert running(server.process.pid) == []

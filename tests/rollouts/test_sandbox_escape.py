@@ -207,10 +207,10 @@ def test_a_program_that_does_not_read_its_input_holds_nobody_up() -> None:
 
 def test_nothing_outlives_a_seatrial_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import asyncio\nfrom rollouts.sandboxes import LIMITS\nfrom seatrial.rollouts.sandbox.sandbox import Sandbox\n"
+        "import asyncio\nfrom tests.rollouts.sandboxes import LIMITS\nfrom seatrial.rollouts.sandbox.sandbox import Sandbox\n"
         "asyncio.run(Sandbox(LIMITS.model_copy(update={'wall_s': 60.0})).run('import time\\ntime.sleep(60)'))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     owner = subprocess.Popen([sys.executable, "-c", code], env=environment)
     stops = time.monotonic() + 60
     while len(family := psutil.Process(owner.pid).children(recursive=True)) < 3 and time.monotonic() < stops:
@@ -259,15 +259,15 @@ def test_a_run_whose_loop_ends_leaves_nothing() -> None:
 def test_a_user_who_is_not_root_is_as_safe(tmp_path: Path) -> None:
     """The same limits hold in a user namespace: a fork bomb, memory over many processes, and what is forbidden."""
     code = (
-        "from rollouts.sandboxes import ran\nfrom rollouts.test_sandbox_escape import ENDLESS, REFUSED\n"
+        "from tests.rollouts.sandboxes import ran\nfrom tests.rollouts.test_sandbox_escape import ENDLESS, REFUSED\n"
         "from seatrial.rollouts.sandbox.sandbox import why_not\nassert why_not() is None, why_not()\n"
         "for name in ('a fork bomb', 'memory over many small processes', 'files without end', 'a daemon that closes everything'):\n"
         "    program, endings = ENDLESS[name]\n    result = ran(program)\n    assert result.ending in endings, (name, result)\n"
-        "import rollouts.test_sandbox_escape as t\nt.test_everything_forbidden_fails()\n"
+        "import tests.rollouts.test_sandbox_escape as t\nt.test_everything_forbidden_fails()\n"
     )
     source = Path(__file__).parents[2]
     packages = next(path for path in sys.path if path.endswith("site-packages"))
-    environment = {"PYTHONPATH": f"{source / 'src'}:{source / 'tests'}:{packages}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PYTHONPATH": f"{source / 'src'}:{source}:{packages}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [ANYBODYS, "-c", code]
     done = subprocess.run(
         command, user=65534, group=65534, extra_groups=[], env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False
