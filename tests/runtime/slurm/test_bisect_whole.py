@@ -99,7 +99,7 @@ def test_a_killed_bisect_waits_for_the_very_jobs_that_it_began(desk: Desk) -> No
     before = desk.jobs()
     assert (len(before), desk.rows) == (2, ())
     with desk.started("bisect", "resume", str(desk.out)) as process:
-        until(lambda: desk.said.read_text().count("of an earlier sitting is waited for") == 2 or None, desk.said.read_text, 60)
+        until(lambda: desk.said.read_text().count("of an earlier session is waited for") == 2 or None, desk.said.read_text, 60)
         assert (desk.jobs(), sorted(desk.queue())) == (before, sorted(before.values()))
         go.touch()
         assert process.wait(DEADLINE_S) == 0, desk.said.read_text()

@@ -41,7 +41,7 @@ name = "one"
 [[jobs.components]]
 name = "server"
 port = true
-command = ["bash", "-c", "trap 'sleep 1; echo server ends with $PLANTED_API_KEY; exit' TERM; echo $PLANTED_API_KEY; sleep 99 & wait"]
+command = ["bash", "-c", "trap 'echo server ends with $PLANTED_API_KEY; exit' TERM; echo $PLANTED_API_KEY; sleep 99 & wait"]
 [[jobs.components]]
 name = "client"
 role = "client"
