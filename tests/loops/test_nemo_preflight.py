@@ -14,6 +14,7 @@ from seatrial.core.errors import FindingCode
 from seatrial.core.loop import Context
 from seatrial.core.records import Finding
 from seatrial.core.verdict import Boundary
+from seatrial.loops import host_findings
 from seatrial.loops.nemo_rl import nemo_checkout, nemo_preflight
 from seatrial.loops.nemo_rl.nemo_runs import MASKING, ScriptCall, variants
 from seatrial.loops.nemo_rl.script_dry_run import Training
@@ -57,7 +58,7 @@ def test_every_architecture_and_a_recipe_compose(bench: Bench) -> None:
 
 
 def test_what_is_no_checkout_hides_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nemo_preflight, "gpus_here", lambda *_: Finding(name="GPUs", ok=False, message="none"))
+    monkeypatch.setattr(host_findings, "gpus_here", lambda *_: Finding(name="GPUs", ok=False, message="none"))
     (found, gpus) = bad(replace(bench.context(), options={"nemo_rl": str(bench.root)}))
     assert (found.name, found.code, found.fix) == ("NeMo-RL", FindingCode.CHECKOUT, nemo_checkout.CLONE)
     assert gpus.name == "GPUs"

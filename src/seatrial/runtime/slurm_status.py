@@ -386,7 +386,7 @@ def redact_logs(snapshot: Snapshot, clear: Callable[[Path], None], tell: Callabl
             submission, logs = folder.submission(), folder.path / "logs"
             if submission is None or not logs.is_dir() or any(unit.state in LIVE for unit in own):
                 continue
-            if _script_ended(submission):
+            if all(unit.result is None for unit in own) or _script_ended(submission):
                 _redact_logs(logs, clear)
             else:
                 tell(f"the script of job {name} still runs: its logs are not redacted yet; `seatrial jobs wait {directory}` does it later")

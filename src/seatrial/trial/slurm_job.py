@@ -28,7 +28,7 @@ from seatrial.runtime.environments import mounts_of
 from seatrial.runtime.jobdir import JobDir, job_dir
 from seatrial.runtime.ray import ray_job
 from seatrial.runtime.slurm import SlurmRefused, render
-from seatrial.runtime.slurm_status import Poller, redact_logs
+from seatrial.runtime.slurm_status import Poller, Snapshot, redact_logs
 from seatrial.trial import run_dir, verify
 from seatrial.trial.conclude import FINAL, conclude, not_run, report, store
 from seatrial.trial.plan import totals
@@ -296,6 +296,7 @@ class Following:
         self.path, directory = path, latest(path)
         self.job: JobDir = job_dir(directory, JOB)
         self.poller = Poller([directory])
+        self.snapshot = Snapshot((), 0)
         self.tail = Tail(self.job.log(CLIENT, 0, None))
         self.tell = tell
         self.said = ""
@@ -318,14 +319,14 @@ class Following:
 
     def _redact(self, unit: UnitStatus) -> None:
         """Without secrets, what Slurm wrote on the nodes; after the last line of it was told."""
-        redact_logs(self.poller.poll(), Redactor(os.environ).log, lambda line: self._tell(Note("job", line, unit.slurm, unit.state)))
+        redact_logs(self.snapshot, Redactor(os.environ).log, lambda line: self._tell(Note("job", line, unit.slurm, unit.state)))
 
     def _has_verdict(self) -> bool:
         """Whether this job has left a result and the trial its verdict: then Slurm has nothing to add."""
         return self._signature() != NOTHING and run_dir.load(self.path).status == "done"
 
     def _ask(self) -> UnitStatus:
-        snapshot = self.poller.poll()
+        snapshot = self.snapshot = self.poller.poll()
         unit = snapshot.units[0]
         self.has_run = self.has_run or unit.state is UnitState.RUNNING or self.tail.place > 0
         if unit.verdict is not None:
