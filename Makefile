@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup trial check test lowest bench mutants controls lint compiled clean
+.PHONY: help setup trial check quick test lowest bench mutants controls lint compiled clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -31,11 +31,14 @@ lint: $(VENV)/.dev ## Ruff and mypy (strict)
 
 # Where Python is told to write no bytecode, every process of the tests would compile us anew, and every worker of pytest all tests:
 # thirteen seconds each.
-check test: export PYTHONDONTWRITEBYTECODE :=
+check quick test: export PYTHONDONTWRITEBYTECODE :=
 compiled: $(VENV)/.dev
 	@$(BIN)/python -m compileall -q src packages/pytest-seatrial/src
 
-check: lint compiled ## Lint and the quick tests (under two minutes)
+check: lint compiled ## Lint and a smoke of every room (under a minute)
+	$(BIN)/pytest @tests/smoke.txt -m "not real and not slow" -n 2 --dist loadfile -q -o tmp_path_retention_policy=failed
+
+quick: lint compiled ## Lint and all quick tests (minutes)
 	$(BIN)/pytest -m "not real and not slow" -n 3 --dist loadfile -q -o tmp_path_retention_policy=failed
 
 test: lint compiled ## Every test, also those that drive a real loop

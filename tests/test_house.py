@@ -236,3 +236,11 @@ def test_the_rules_see_a_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made.write_text("from seatrial.core import verdict\nfrom seatrial.cli import main\nimport torch\n")
     monkeypatch.setattr("tests.test_house.ROOT", tmp_path)
     assert misused(made) == ["cli", "torch"]
+
+
+def test_make_check_has_a_smoke_of_every_room() -> None:
+    tests = Path(__file__).parent
+    files = (tests / "smoke.txt").read_text(encoding="utf-8").split()
+    assert [file for file in files if not (tests.parent / file).is_file()] == []
+    rooms = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()} | {"pytest_seatrial"}
+    assert rooms - {file.split("/")[1] for file in files} == set()
