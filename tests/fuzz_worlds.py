@@ -219,7 +219,7 @@ def fake_loop() -> Iterator[None]:
     with ExitStack() as patches:
         for owner, name, value in (
             *((seatrial.loops, "get_loop", get), (runner, "loop_of", get), (runner, "environment_record", asked_once)),
-            *((os, "fsync", lambda _: None), (sys.modules["seatrial.trial.level"], "run", run_here)),
+            *((os, "fsync", lambda _: None), (sys.modules["seatrial.trial.level"], "run_stoppable", run_here)),
         ):
             patches.enter_context(mock.patch.object(owner, name, value))
         yield
