@@ -60,6 +60,8 @@ def test_what_two_runs_differ_in_is_gone(one: str, other: str) -> None:
         ("in float32", "in float16"),
         ("deadbeef", "facade"),
         ("conv1d_bias", "conv2d_bias"),
+        ("KeyError: 'tmp_weights'", "KeyError: 'tmp_buffers'"),
+        ("expected ' a b', got 'a b'", "expected ' a b', got 'a  b'"),
     ],
 )
 def test_names_stay_with_their_digits(one: str, other: str) -> None:

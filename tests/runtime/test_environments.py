@@ -189,7 +189,11 @@ def test_uv_installs_where_it_is_and_pip_where_uv_fails(house: House, monkeypatc
     with_pip = house.build(house.lock("one==1.0\n"))
     uv = house.tmp / "bin" / "uv"
     uv.parent.mkdir()
-    uv.write_text(f'#!/bin/sh\nenv > {house.tmp}/uv.env\necho "$@" > {house.tmp}/uv.words\necho error: not today; exit 2\n')
+    # It leaves half a package, which pip would take for installed.
+    half = '"${4%/bin/*}"/lib/python3.11/site-packages/one-1.0.dist-info'
+    metadata = f"mkdir -p {half}; printf 'Metadata-Version: 2.1\\nName: one\\nVersion: 1.0\\n' > {half}/METADATA"
+    lines = (f"env > {house.tmp}/uv.env", f'echo "$@" > {house.tmp}/uv.words', metadata, "echo error: not today; exit 2")
+    uv.write_text("\n".join(("#!/bin/sh", *lines, "")))
     uv.chmod(0o755)
     monkeypatch.setenv("PATH", str(uv.parent), prepend=os.pathsep)
     environment = house.build(house.lock("one==1.0\n"), rebuild=True)

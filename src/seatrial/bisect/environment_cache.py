@@ -265,6 +265,7 @@ class BisectEnvironments:
         """An empty directory instead of what is there, which is broken."""
         if (place / MARKER).exists():
             progress(f"{place}: not as it was built; it is built anew")
+        end_leftovers(pid_file(place / BUILD_LOG))
         try:
             refuse_if_used([place])
         except UserError as error:

@@ -160,7 +160,7 @@ class _Judge:
         if why:
             if reading.machine:
                 return self._by_machine(reading)
-            cause = f"incomplete: {failure_identity(why)}"
+            cause = f"incomplete: {failure_identity(one_line(why))}"
             failure = Failure(kind="exit", cause=cause, exit_code=0, shown=f"incomplete: {why}", beside=reading.failure.beside)
             return self._compare(failure, f"exit 0, but incomplete: {why}")
         if self.plan.check is not None:
@@ -261,7 +261,7 @@ class _Judge:
         if not measured and reading.machine:
             return self._by_machine(reading)
         met = (*reading.failure.beside, *([reading.machine] if reading.machine else []))
-        cause = _MISSED if measured else f"no value: {failure_identity(result.message)}"
+        cause = _MISSED if measured else f"no value: {failure_identity(one_line(result.message))}"
         failure = Failure(
             kind="check", missed=measured, boundary=Boundary.METRICS, cause=cause, exit_code=0, shown=shown(result), beside=met
         )
@@ -308,7 +308,7 @@ def _trial_failure(trial: Trial, code: int) -> Failure:
             missed = next((f"check {check.name}" for check in level.checks if not check.passed), "")
             known = level.diagnosis.signature if level.diagnosis else None
             text = (level.diagnosis.cause if level.diagnosis else "") or level.reason
-            cause = f"{level.name}: {missed or known or failure_identity(text)}"
+            cause = f"{level.name}: {missed or known or failure_identity(one_line(text))}"
             shown = f"level {level.number} ({level.name}): {one_line(missed or level.reason)}"
             return Failure(kind="trial", boundary=level.boundary, signature=known, cause=cause, exit_code=code, shown=shown)
     side = next((side for side in trial.sides if side.verdict is Verdict.FAIL), None)

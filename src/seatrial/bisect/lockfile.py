@@ -240,7 +240,7 @@ def build_with_pip(builder: VenvBuilder, venv: Path, wanted: LockRequest, python
     if wanted.constraints:
         files.write_text(venv.parent / "constraints.txt", "".join(f"{line}\n" for line in wanted.constraints))
         options = ["-c", str(venv.parent / "constraints.txt")]
-    builder.install(f"installing {len(wanted.requirements)} requirements", python, venv, place, *options)
+    builder.install(f"installing {len(wanted.requirements)} requirements", python, venv, place, *options, uv_too=False)
 
 
 def build_with_uv(builder: VenvBuilder, venv: Path, wanted: LockRequest, python: str, project: Path) -> None:
@@ -256,7 +256,7 @@ def add_with_pip(builder: VenvBuilder, venv: Path, wanted: LockRequest, packages
     options = [line for line in wanted.requirements if line.startswith("-") and not line.startswith(_NOT_FOR_OTHERS)]
     place = venv.parent / "with.txt"
     files.write_text(place, "".join(f"{line}\n" for line in (*options, *packages)))
-    builder.install(_beside(packages), python, venv, place, "-c", str(_present(venv, wanted.constraints)))
+    builder.install(_beside(packages), python, venv, place, "-c", str(_present(venv, wanted.constraints)), uv_too=False)
 
 
 def add_with_uv(builder: VenvBuilder, venv: Path, packages: Sequence[str], project: Path) -> None:

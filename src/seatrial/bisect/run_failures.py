@@ -196,4 +196,4 @@ def _machine_of(chain: Chain, known: Iterable[Signature]) -> list[str]:
 
 
 def _alike(text: str) -> str:
-    return failure_identity(text)[:_REASON]
+    return failure_identity(one_line(text))[:_REASON]

@@ -168,7 +168,7 @@ def exited(facts: LogFacts) -> list[CheckResult]:
         return []
     bad = next((said for said in facts.exits if failed(said.value)), None)
     shown = bad or facts.exits[-1]
-    value: float | str = int(shown.value) if re.fullmatch(r"-?\d+", shown.value) and len(shown.value) < 12 else shown.value
+    value: float | str = float(shown.value) if re.fullmatch(r"-?\d+", shown.value) and len(shown.value) < 12 else shown.value
     message = f"line {bad.number}: {bad.text}" if bad else ""
     return [replace(proof("exit code", bad is None, value, Boundary.ENVIRONMENT, message=message), line=shown.number)]
 

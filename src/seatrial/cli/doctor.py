@@ -81,7 +81,8 @@ def doctor(
     if loop is not None:
         groups.append(OrderedGroup(" ".join([loop, *(["--device", device] if device else [])]), _findings(loaded, auto)))
     else:
-        groups += _every(loaded, auto, device)
+        given = device or request.given_options(opt, {}).get("device")
+        groups += _every(loaded, auto, str(given) if given else None)
     blocked = not all(group.ready for group in groups)
     following = _next(groups, loop)
     _print_json(groups, following) if json else _print_text(groups, following)
@@ -232,9 +233,9 @@ def _taken(words: Sequence[str], title: str) -> Iterator[str]:
             yield from (word, *rest)
         elif word in left:
             next(rest, None)
-        elif word == "--opt":
-            given = next(rest, "")
-            yield from (word, given) if loop.takes(given.partition("=")[0]) else ()
+        elif word.partition("=")[0] == "--opt":
+            given = word.partition("=")[2] or next(rest, "")
+            yield from ("--opt", given) if loop.takes(given.partition("=")[0]) else ()
         elif word.partition("=")[0] not in left:
             yield word
 

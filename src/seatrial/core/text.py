@@ -18,7 +18,9 @@ _HIDDEN = re.compile(
 )
 
 _ID = r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}\b"
-_OWN = re.compile(_ID + r"|\btmp[a-z0-9_]{8}\b|0x[0-9a-fA-F]+|(?<![\w/.])\.{0,2}/[^\s'\",)]+|(?<![\w.])[-+]?\d[\d.]*(?:[eE][-+]?\d+)?\w*")
+_OWN = re.compile(
+    _ID + r"|\btmp(?=[a-z]*\d)[a-z0-9]{8}\b|0x[0-9a-fA-F]+|(?<![\w/.])\.{0,2}/[^\s'\",)]+|(?<![\w.])[-+]?\d[\d.]*(?:[eE][-+]?\d+)?\w*"
+)
 """Of one run: a UUID or another long hexadecimal id, an address, an absolute path (or one that starts with dots), a number with its
 unit. The 1 of `layers.1.mlp` is a name."""
 
@@ -88,7 +90,7 @@ def failure_identity(text: str) -> str:
 
     Measured numbers, ids, addresses, temporary names and places of files are left out.
     """
-    return _OWN.sub("#", one_line(text))
+    return _OWN.sub("#", text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -14,7 +14,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
@@ -410,11 +410,19 @@ class Redactor:
             write_bytes(path, cleared.encode("utf-8", "surrogateescape"))
 
     def log(self, path: Path) -> None:
-        """Rewrite a log of any size without secrets, line by line."""
+        """Rewrite a log of any size without secrets, line by line; one that has none is left as it is."""
+        if all(cleared == row for row, cleared in self._log_rows(path)):
+            return
+        mode = path.stat().st_mode
+        with replacing(path) as stream:
+            stream.writelines(cleared for _, cleared in self._log_rows(path))
+        path.chmod(mode & 0o777)
+
+    def _log_rows(self, path: Path) -> Iterator[tuple[bytes, bytes]]:
         clear = self.lines().line
-        with open_file(path) as rows, replacing(path) as cleared:
+        with open_file(path) as rows:
             while row := rows.readline(_LARGEST_TEXT):
-                cleared.write(clear(row.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"))
+                yield row, clear(row.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def has_nothing(self, line: str) -> bool:
         """Whether a line by itself evidently has no secret and names none."""

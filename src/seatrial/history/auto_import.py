@@ -93,7 +93,7 @@ def auto_import(
     try:
         return _keep(path, project, name, looked, passed)
     except (UserError, BlockedError) as error:
-        return f"history: run not recorded: {error.message}"
+        return f"history: run not recorded: {error.message}; {error.fix}"
     except Exception as error:  # noqa: BLE001 - a defect here is told as well, and must not become the exit code of a trial
         return f"history: run not recorded: {type(error).__name__}: {error}"
 

@@ -112,16 +112,17 @@ class NemoRl:
 
 def compose_run(composer: Hydra | NemoRl, overrides: list[str], keys: list[str]) -> dict[str, Any]:
     """One run: what is rejected, and the values of the keys in what is left."""
-    base, reason = composer.compose([])
-    if base is None:
-        return {"rejected": [], "error": reason, "added": {}, "referred": [], "values": {}}
     kept, rejected = list(overrides), []
-    config, reason = composer.compose(kept)
+    config, _ = composer.compose(kept)
+    if config is None or isinstance(composer, NemoRl):  # Hydra's defaults may leave a choice to an override
+        base, reason = composer.compose([])
+        if base is None:
+            return {"rejected": [], "error": reason, "added": {}, "referred": [], "values": {}}
     while config is None:
         bad = _first_rejected(composer, kept)
         rejected.append({"override": kept[bad], "reason": composer.compose(kept[: bad + 1])[1]})
         del kept[bad]
-        config, reason = composer.compose(kept)
+        config, _ = composer.compose(kept)
     known = list(_flat("", composer.plain(config)))
     near = [{**entry, "near": difflib.get_close_matches(_key(entry["override"]), known, n=NEAR)} for entry in rejected]
     return {"rejected": near, "error": None, "values": {key: composer.value(config, key) for key in keys}, **composer.more(kept)}

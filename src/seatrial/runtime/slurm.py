@@ -202,7 +202,9 @@ def _call(
             own_session=True,
         )
     except NoAnswerError as error:
-        raise ControllerDown(f"{tool} did not answer within {TIMEOUT_S:.0f} s" if error.late else f"{tool}: {error}") from error
+        if error.late:
+            raise ControllerDown(f"{tool} did not answer within {TIMEOUT_S:.0f} s") from error
+        raise SlurmRefused(f"{tool} cannot be started: {error.why}", "run it by hand, and correct what it says") from error
 
 
 def _error(tool: str, done: Answer) -> BlockedError:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from seatrial.core.errors import BlockedError, UserError
-from seatrial.core.files import read_json, write_json
+from seatrial.core.files import read_table, write_json
 from seatrial.core.guarded import parse_step
 from seatrial.core.jobs import Batch, Ending, Job, Result, Submission, UnitState, UnitStatus
 from seatrial.core.verdict import ExitCode
@@ -384,10 +384,12 @@ def redact_logs(snapshot: Snapshot, clear: Callable[[Path], None], tell: Callabl
         for name in dict.fromkeys(unit.job for unit in units):
             folder, own = job_dir(directory, name), [unit for unit in units if unit.job == name]
             submission, logs = folder.submission(), folder.path / "logs"
-            if submission is None or not logs.is_dir() or any(unit.state in LIVE for unit in own):
+            if submission is None or not logs.is_dir():
                 continue
-            if all(unit.result is None for unit in own) or _script_ended(submission):
-                _redact_logs(logs, clear)
+            # A client that failed counts as running until its script has ended.
+            lives = any(unit.state in LIVE and (unit.result is None or unit.state is not UnitState.RUNNING) for unit in own)
+            if not lives and (all(unit.result is None for unit in own) or _script_ended(submission)):
+                _redact_logs(logs, clear, tell)
             else:
                 tell(f"the script of job {name} still runs: its logs are not redacted yet; `seatrial jobs wait {directory}` does it later")
 
@@ -395,8 +397,9 @@ def redact_logs(snapshot: Snapshot, clear: Callable[[Path], None], tell: Callabl
 def _script_ended(submission: Submission) -> bool:
     """Whether Slurm has ended every unit, awaited for a minute; no when it does not answer."""
     stops = time.monotonic() + _SCRIPT_S
+    job = {"ids": [submission.slurm]} if submission.slurm else {"names": [submission.name]}
     with suppress(ControllerDown):
-        while submission.slurm and not all(row.state in ENDED for row in commands.squeue(submission.cluster, ids=[submission.slurm])):
+        while not all(row.state in ENDED for row in commands.squeue(submission.cluster, **job)):
             if time.monotonic() >= stops:
                 return False
             check_stop()
@@ -405,16 +408,23 @@ def _script_ended(submission: Submission) -> bool:
     return False
 
 
-def _redact_logs(logs: Path, clear: Callable[[Path], None]) -> None:
-    file = logs / _REDACTED
-    known = read_json(file) if file.is_file() else {}
-    found = sorted(path for path in logs.rglob("*") if path != file and path.is_file() and not path.is_symlink())
-    for path in found:
-        if known.get(str(path.relative_to(logs))) != _stamp(path):
-            clear(path)
-    now = {str(path.relative_to(logs)): _stamp(path) for path in found}
-    if now != known:
-        write_json(file, now)
+def _redact_logs(logs: Path, clear: Callable[[Path], None], tell: Callable[[str], None]) -> None:
+    """Logs that cannot be rewritten (another user's, a full disk) change no verdict: it is said which stay as they are."""
+    file, now = logs / _REDACTED, dict[str, list[int]]()
+    path = file
+    try:
+        known = read_table(file) if file.is_file() else {}
+        for path in sorted(path for path in logs.rglob("*") if path != file and path.is_file() and not path.is_symlink()):
+            name = str(path.relative_to(logs))
+            if known.get(name) != _stamp(path):
+                clear(path)
+            now[name] = _stamp(path)
+        if now != known:
+            write_json(file, now)
+    except (UserError, BlockedError) as error:
+        tell(f"not all logs in {logs} are redacted: {error.message}; {error.fix}")
+    except OSError as error:
+        tell(f"not all logs in {logs} are redacted: {path}: {error.strerror or error}")
 
 
 def _stamp(path: Path) -> list[int]:

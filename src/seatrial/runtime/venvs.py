@@ -226,6 +226,10 @@ class Installed:
         return found
 
 
+LAYER = "seatrial-layer.pth"
+"""Names the layer whose packages a venv sees."""
+
+
 class StepFailed(Exception):
     """A step of a build failed; says which and why."""
 
@@ -281,16 +285,28 @@ class VenvBuilder:
         """An empty venv. Not by uv, which puts modules of its own into it."""
         self.step("creating", (python, "-m", "venv", "--without-pip", str(venv)))
 
-    def install(self, what: str, python: str, venv: Path, requirements: Path, *options: str, pip_only: Sequence[str] = ()) -> None:
-        """Install what a requirements file names, with `options` that uv and pip share. Where uv fails pip tries, and its word counts."""
+    def _empty(self, python: str, venv: Path) -> None:
+        """The venv as it was before an install that broke off: pip would take what that began for installed."""
+        layers = {path: path.read_text(encoding="utf-8") for path in venv.glob(f"lib/python*/site-packages/{LAYER}")}
+        files.delete(venv)
+        self.create(python, venv)
+        for path, text in layers.items():
+            files.write_text(path, text)
+
+    def install(
+        self, what: str, python: str, venv: Path, requirements: Path, *options: str, pip_only: Sequence[str] = (), uv_too: bool = True
+    ) -> None:
+        """Install what a requirements file names into a new venv, with `options` that uv and pip share. Where uv fails pip tries, and its
+        word counts. Not `uv_too`: the file may say what uv understands in another way, or the venv is not new."""
         last = (*options, "-r", str(requirements))
-        uv = None if pip_only else find_uv()
+        uv = find_uv() if uv_too and not pip_only else None
         if uv is not None:
             argv = (uv, "pip", "install", "--python", str(interpreter(venv)), *_UV_OPTIONS, *last)
             try:
                 self.step(f"{what} with uv", argv, env=uv_env(python))
             except StepFailed as error:
                 self.progress(f"{self.name}: {error}; pip tries")
+                self._empty(python, venv)
             else:
                 # Without resolving uv installs also what is for another Python, which pip refuses.
                 told = _output([uv, "pip", "check", "--python", str(interpreter(venv))]) if "--no-deps" in options else ""
@@ -306,7 +322,7 @@ def make_venv(builder: VenvBuilder, directory: Path, lock: Lock, layer: Path | N
     python = find_python(lock.python)
     builder.create(python, directory)
     if layer is not None:
-        files.write_text(site_packages(directory, lock.python) / "seatrial-layer.pth", f"{site_packages(layer, lock.python)}\n")
+        files.write_text(site_packages(directory, lock.python) / LAYER, f"{site_packages(layer, lock.python)}\n")
     if lock.pins:
         shared, pip_only = () if resolve else ("--no-deps",), ("--ignore-requires-python",) if lock.any_python else ()
         builder.install(f"installing {len(lock.pins)} packages", python, directory, lock.path, *shared, pip_only=pip_only)
@@ -414,7 +430,7 @@ def uv_env(python: str | None = None) -> dict[str, str]:
     if "find-links" in found:
         found["find-links"] = found["find-links"].replace(" ", ",")
     # Copies: a file that a run changes in one environment must not change in another.
-    return {"UV_LINK_MODE": "copy", **{_UV_NAMES[key]: value for key, value in found.items()}, **passed}
+    return {**{_UV_NAMES[key]: value for key, value in found.items()}, **passed, "UV_LINK_MODE": "copy"}
 
 
 def clean_env() -> dict[str, str]:

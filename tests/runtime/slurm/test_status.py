@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from seatrial.core.errors import UserError
 from seatrial.core.files import write_json
 from seatrial.core.jobs import After, Batch, Ending, UnitState
+from seatrial.evidence.redact import Redactor
 from seatrial.runtime import jobdir, slurm_status, slurm_submit
 from seatrial.runtime.jobdir import job_dir
 from seatrial.runtime.slurm import comment
@@ -335,3 +337,44 @@ def test_an_ended_script_without_a_result_is_not_done(cluster: PrivateSlurm, tmp
     found = poller.poll().units[0]
     assert (found.state, found.scheduler) == (UnitState.BLOCKED, "COMPLETED")
     assert "without leaving a result" in found.reason
+
+
+def test_logs_of_a_client_that_failed_are_redacted_once_its_script_has_ended(fake: StandIns, batch: Path) -> None:
+    log = job_dir(batch, "collect").log("client", 0, 0)
+    log.write_text("a secret")
+    fake.answer("squeue", queue(batch, dict.fromkeys(range(6), "RUNNING")))
+    told: list[str] = []
+    slurm_status.redact_logs(Poller([batch]).poll(), lambda path: path.unlink(), told.append)
+    assert log.is_file()
+    assert "not redacted yet" in told.pop()
+    for index in range(6):
+        leave(batch, "collect", index, Ending.CLIENT_FAILED, f"12_{index}", 1)
+    snapshot = Poller([batch]).poll()
+    assert states(snapshot) == ["running"] * 6
+    fake.answer("squeue", queue(batch, dict.fromkeys(range(6), "FAILED")))
+    slurm_status.redact_logs(snapshot, lambda path: Redactor({"X_API_KEY": "a secret"}).log(path), told.append)
+    assert "secret" not in log.read_text()
+    assert told == []
+
+
+def test_a_log_that_cannot_be_redacted_changes_no_verdict(fake: StandIns, batch: Path) -> None:
+    def refuse(path: Path) -> None:
+        raise UserError(f"{path}: cannot write", "make it writable")
+
+    job_dir(batch, "collect").log("client", 0, 0).write_text("text")
+    fake.answer("squeue", queue(batch, dict.fromkeys(range(6), "CANCELLED")))
+    told: list[str] = []
+    slurm_status.redact_logs(Poller([batch]).poll(), refuse, told.append)
+    assert "client.0-0.log: cannot write; make it writable" in told.pop()
+    assert told == []
+
+
+def test_redacting_keeps_the_mode_of_a_log_and_leaves_a_clear_one(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("TOKEN=ghp_0123456789abcdefghijABCDEFGHIJ012345\n")
+    log.chmod(0o600)
+    Redactor({}).log(log)
+    assert ("ghp_" in log.read_text(), log.stat().st_mode & 0o777) == (False, 0o600)
+    before = log.stat().st_ino
+    Redactor({}).log(log)
+    assert log.stat().st_ino == before
