@@ -29,7 +29,7 @@ Value = float | str
 Values = tuple[float, ...]
 
 
-class Function(NamedTuple):
+class MetricFunction(NamedTuple):
     """A function of a series."""
 
     compute: Callable[[Values, Mapping[str, float]], float]
@@ -39,24 +39,24 @@ class Function(NamedTuple):
 
 
 FUNCTIONS = {
-    "min": Function(lambda values, _: min(values)),
-    "max": Function(lambda values, _: max(values)),
-    "len": Function(lambda values, _: float(len(values))),
-    "mean": Function(
+    "min": MetricFunction(lambda values, _: min(values)),
+    "max": MetricFunction(lambda values, _: max(values)),
+    "len": MetricFunction(lambda values, _: float(len(values))),
+    "mean": MetricFunction(
         lambda values, given: statistics.mean(_without_top(values, given.get("ignore_top_p", 0.0))),
         ("range_start", "range_end", "ignore_top_p"),
     ),
-    "median": Function(lambda values, _: statistics.median(values), ("range_start", "range_end")),
-    "ratio_above": Function(
+    "median": MetricFunction(lambda values, _: statistics.median(values), ("range_start", "range_end")),
+    "ratio_above": MetricFunction(
         lambda values, given: sum(value >= given["threshold"] for value in values) / len(values), ("threshold",), required=1
     ),
-    "std": Function(lambda values, _: statistics.stdev(values)),
-    "t_pvalue": Function(lambda values, _: t_pvalue(values)),
-    "all_finite": Function(lambda values, _: float(len(values))),
+    "std": MetricFunction(lambda values, _: statistics.stdev(values)),
+    "t_pvalue": MetricFunction(lambda values, _: t_pvalue(values)),
+    "all_finite": MetricFunction(lambda values, _: float(len(values))),
 }
 
 
-class Comparison(NamedTuple):
+class Operator(NamedTuple):
     """A comparison, as it is written, and with its sides swapped."""
 
     symbol: str
@@ -64,13 +64,13 @@ class Comparison(NamedTuple):
     holds: Callable[[Any, Any], bool]
 
 
-COMPARISONS: dict[type[ast.cmpop], Comparison] = {
-    ast.Lt: Comparison("<", ">", operator.lt),
-    ast.LtE: Comparison("<=", ">=", operator.le),
-    ast.Gt: Comparison(">", "<", operator.gt),
-    ast.GtE: Comparison(">=", "<=", operator.ge),
-    ast.Eq: Comparison("==", "==", operator.eq),
-    ast.NotEq: Comparison("!=", "!=", operator.ne),
+COMPARISONS: dict[type[ast.cmpop], Operator] = {
+    ast.Lt: Operator("<", ">", operator.lt),
+    ast.LtE: Operator("<=", ">=", operator.le),
+    ast.Gt: Operator(">", "<", operator.gt),
+    ast.GtE: Operator(">=", "<=", operator.ge),
+    ast.Eq: Operator("==", "==", operator.eq),
+    ast.NotEq: Operator("!=", "!=", operator.ne),
 }
 _MEMBERSHIP = (ast.In, ast.NotIn)
 _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {

@@ -391,7 +391,7 @@ def redact_logs(snapshot: Snapshot, clear: Callable[[Path], None], tell: Callabl
             if not lives and (all(unit.result is None for unit in own) or _script_ended(submission)):
                 _redact_logs(logs, clear, tell)
             else:
-                tell(f"the script of job {name} still runs: its logs are not redacted yet; `seatrial jobs wait {directory}` does it later")
+                tell(f"job {name} has not ended: its logs are not redacted yet; `seatrial jobs wait {directory}` does it later")
 
 
 def _script_ended(submission: Submission) -> bool:
