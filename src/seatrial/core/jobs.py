@@ -68,6 +68,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,39}$")]
 Variables = Annotated[dict[str, str], AfterValidator(_no_secrets)]
 Mount = Annotated[str, StringConstraints(pattern=r"^[^,:\s]+:[^,:\s]+(:[a-z+]+)?$")]
 Count = Annotated[int, Field(ge=1)]
+Units = Annotated[int, Field(ge=1, le=4_000_001)]
+"""Units of an array: Slurm itself takes no more."""
 
 
 class Ready(Record):
@@ -156,7 +158,7 @@ class Job(Record):
 
     name: Name
     components: tuple[Component, ...] = Field(min_length=1)
-    array: Count | None = None
+    array: Units | None = None
     """Number of units; each runs all components with its own `{index}`."""
     parallel: Count | None = None
     after: tuple[After, ...] = ()

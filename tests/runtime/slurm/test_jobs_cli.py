@@ -75,6 +75,7 @@ def fake(place: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
     [
         ("array = 2", "aray = 2", "jobs.toml: jobs.collect.aray: unknown key", "did you mean array?"),
         ("array = 2", "array = 0", "jobs.collect.array: Input should be greater than or equal to 1 (got 0)", "correct array"),
+        ("array = 2", "array = 4000002", "jobs.collect.array: Input should be less than or equal to 4000001", "correct array"),
         ('role = "client"', 'roll = "client"', "jobs.collect.components.client.roll: unknown key", "did you mean role?"),
         ('role = "client"', "", "jobs.collect: a job has exactly one client", "correct"),
         ('when = "any"', 'wenn = "any"', "jobs.merge.after.0.wenn: unknown key", "did you mean when?"),
